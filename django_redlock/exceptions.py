@@ -179,7 +179,7 @@ def who(holder: Mapping[str, Any]) -> str:
     """Return whom :attr:`LockTakenError.holder` describes, for people."""
     host = holder.get("host", "")
     if host is None:
-        return "others, who share it"
+        return f"others, who share it ({label})" if (label := holder.get("label")) else "others, who share it"
     about = {part: str(value) for part, value in holder.items() if value}
     state = f"({about['state']})" if "state" in about else None
     parts = (about.get("kind"), about.get("label"), state, about.get("ref"))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
-from .names import SECRET_SIZE, permit_slug, secret_of, slug, uncounted
+from .names import SECRET_SIZE, common_value, permit_slug, secret_of, slug, uncounted
 from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
 from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
@@ -297,9 +297,13 @@ class Acquisition:
         return None
 
     def _not_taken(self, permits: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
-        """Return the permits that may be free on a quorum of the nodes, with one round instead of one per permit."""
+        """
+        Return the permits that may be free on a quorum of the nodes, with one round instead of one per permit.
+
+        None is free while somebody holds the lock in another way: alone, as a reader, or with another limit.
+        """
         rules = self._rules
-        survey = Survey(tuple(slug for (slug,) in permits))
+        survey = Survey((self._queue, *(slug for (slug,) in permits)))
         round = Round(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
@@ -307,10 +311,10 @@ class Acquisition:
             needed=rules.needed,
         )
         self._attempt.at = yield round
-        ours = {self.wanted.secret, self.wanted.adopt} - {""}
+        ours = {self.wanted.secret, self.wanted.adopt, secret_of(common_value(self.wanted.limit))} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and secret_of(row.value) not in ours)
-        return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
+        return [(slug,) for (slug,) in permits if max(taken[slug], taken[self._queue]) <= rules.spare]
 
     def _permits(self) -> list[tuple[str, ...]]:
         """Return the permits of the lock, starting at a random one, so that contenders do not all try the first."""

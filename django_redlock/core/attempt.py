@@ -17,7 +17,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .names import SECRET_SIZE, SHARED_KIND, Owner, decode, encode, encode_since, queue_of, uncounted
+from .names import SECRET_SIZE, SHARED_KIND, Owner, common_value, decode, encode, encode_since, queue_of, uncounted
 from .protocol import ANSWERS, FAR, HIGHEST, LASTING, Acquire, Failure, Instant, Kind, Raise, Reply, Request, failed
 from .round import Round, count
 from .rules import Rules, Wanted
@@ -228,6 +228,7 @@ class Attempt:
             wanted.shared,
             self._queue,
             wanted.strict,
+            common_value(wanted.limit) if self._queue else "",
         )
         requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), request)
         for node in self.skipped:  # silent before, and waiting for it again would lengthen the contest by a timeout

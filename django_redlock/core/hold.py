@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from .attempt import Granted, HighestToken, Verdict
-from .names import counted
+from .names import common_value, counted
 from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Extended, Kind, Outcome, Release, Reply, Term
 from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
@@ -52,6 +52,7 @@ class HoldState:
         self._value = granted.value
         self._leaving = granted.leaving
         self._queue = granted.queue
+        self._common = common_value(wanted.limit) if granted.queue else ""
         self._untouched = granted.untouched
         # The rounds whose requests may still reach a node, so that a release to that node has to leave a tombstone.
         self._rounds: list[Round] = list(granted.rounds)
@@ -140,7 +141,8 @@ class HoldState:
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
-        return Term(self._slugs, self.secret, value, self.ttl, self.fencing_token, self.shared, shorten, number)
+        token, common = self.fencing_token, self._common
+        return Term(self._slugs, self.secret, value, self.ttl, token, self.shared, shorten, number, common)
 
     def asked(self, round: Round, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""

@@ -19,6 +19,8 @@ from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Literal, NamedTuple
 
+from .protocol import PERMITS
+
 MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
 MAX_NAME = 8192  # bytes; a longer text is a document rather than a name
 MAX_NAMES = 10_000  # names in one lock
@@ -120,7 +122,7 @@ def permit_slug(slug: str, number: int) -> str:
 
 
 def queue_of(slug: str) -> str:
-    """Return the slug whose queue counts for a permit of a lock that several may hold; empty for any other slug."""
+    """Return the slug of the lock that a permit belongs to, whose queue counts; empty for any other slug."""
     base, _, number = slug.rpartition("#")
     return base if number.isdigit() else ""
 
@@ -255,6 +257,12 @@ def about_holder(text: str) -> dict[str, Any]:
         return {}
     several = dict.fromkeys(("host", "pid", "since")) if holder.kind == SHARED_KIND else {}
     return holder._asdict() | several
+
+
+@lru_cache(maxsize=64)
+def common_value(limit: int) -> str:
+    """Return the value that all permits of a lock with this limit store under its name; it describes none of them."""
+    return encode(f"{PERMITS}{limit}".ljust(SECRET_SIZE, "-"), Owner(kind=SHARED_KIND, label=f"limit={limit}"))
 
 
 @lru_cache(maxsize=4096)

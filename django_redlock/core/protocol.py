@@ -24,6 +24,9 @@ SMALLEST_PART = 100
 SHARED = "shared".ljust(32, "-")
 """The secret in the key of a shared lock; each of its holders has a secret of its own besides."""
 
+PERMITS = "limit-"
+"""What the word in place of a secret begins with, in the key of a lock with several permits; the limit follows."""
+
 ENROLMENT = 3.0
 """Seconds for which a node keeps a waiter in its queue without a request; a waiter asks at least once a second."""
 
@@ -87,7 +90,9 @@ class Acquire(NamedTuple):
         stamp: When the waiter began to wait, in microseconds since the epoch; the queue is ordered by it.
         barge: Whether to ignore the queue.
         shared: Whether other shared holders may have it too.
-        queue: The slug whose queue counts instead of each name's own, for a lock with several permits.
+        queue: For a permit, the slug of its lock, whose queue counts instead of the permit's own.
+        common: For a permit, the value that it stores under *queue*, beside the other permits with the same limit.
+            Whoever holds that name in another way keeps the permit out, and is kept out by it.
     """
 
     slugs: tuple[str, ...]
@@ -104,6 +109,7 @@ class Acquire(NamedTuple):
     shared: bool = False
     queue: str = ""
     strict: bool = False
+    common: str = ""
 
     @property
     def passing(self) -> bool:
@@ -129,7 +135,8 @@ class Term(NamedTuple):
     restores it.
 
     If the lease ends later on a node, the node keeps that end, unless the request is to *shorten* the lease: extensions
-    may be executed in a different order than they were sent. *number* identifies the term to its sender.
+    may be executed in a different order than they were sent. *number* identifies the term to its sender. *common* is as
+    in :class:`Acquire`.
     """
 
     slugs: tuple[str, ...]
@@ -140,6 +147,7 @@ class Term(NamedTuple):
     shared: bool = False
     shorten: bool = False
     number: int = 0
+    common: str = ""
 
 
 class Extend(NamedTuple):
@@ -155,7 +163,8 @@ class Release(NamedTuple):
 
     For *tombstone* seconds a tombstone refuses late requests with the same secret. *leaving* is a waiter that leaves
     the queue. *revoke* makes the tombstone report that an operator asked the holder to stop. A release without names
-    only writes the tombstone. The other fields are as in :class:`Acquire`.
+    only writes the tombstone. With a *queue* it is that of a permit, which leaves the name of its lock, too. The other
+    fields are as in :class:`Acquire`.
 
     With ``SHARED`` as the secret, the release ends the holds of all callers that share the lock, unless one of them
     joined with a token later than *fencing_token*. It does not end an exclusive hold with a later token either: that is

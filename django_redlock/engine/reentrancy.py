@@ -331,17 +331,17 @@ class WaitCheck:
             )
 
     def _look(self) -> None:
-        own, limit = [lease for lease in taken_here() if self._waits_for(lease)], self._wanted.limit
+        own = [lease for lease in taken_here() if self._waits_for(lease)]
         frame = caller_frame()
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         inside = [lease for lease in own if lease.hold.in_block and lease.hold.taken_by == self._who]
-        if len(inside) >= limit:
+        if self._are_in_the_way(inside):
             raise RuntimeError(
                 f"Lock {named(self._wanted.names)!r} is held by this thread or task itself, since {_place(inside[0])}; "
                 f"at {self._where} it would wait for itself. Pass the lease on, write reentrant=True in both "
                 "places, or wait=0."
             )
-        if len(own) >= limit:
+        if self._are_in_the_way(own):
             self._own, self._due = own[0], self._manager.runtime.clock() + self._wanted.ttl
 
     def _waits_for(self, lease: "Lease") -> bool:
@@ -350,9 +350,13 @@ class WaitCheck:
 
         Those who share a lock wait for each other, too: this caller waits behind somebody who waits for *lease*.
         """
-        hold, wanted = lease.hold, self._wanted
-        same = hold.keeper is self._manager and hold.limit == wanted.limit
-        return same and not set(hold.names).isdisjoint(wanted.names)
+        same = lease.hold.keeper is self._manager
+        return same and not set(lease.hold.names).isdisjoint(self._wanted.names)
+
+    def _are_in_the_way(self, own: list["Lease"]) -> bool:
+        """Return whether these leases take all permits that the caller could get; one with another limit does."""
+        limit = self._wanted.limit
+        return len(own) >= limit or any(lease.hold.limit != limit for lease in own)
 
 
 def _place(lease: "Lease") -> str:

@@ -24,7 +24,7 @@ from ..core.names import (
     process_of,
     secret_of,
 )
-from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
+from ..core.protocol import ABSENT, ENDLESS, PERMITS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
 from ..core.round import Round, SurveyOptions
 from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
@@ -409,7 +409,7 @@ class Poll:
     def _judge(self, slug: str) -> LockReport | None:
         """Combine what the nodes report about a name into one lock; return None if no answering node holds it."""
         tally, rules = self.tally(slug), self.manager.rules
-        if not tally.votes:
+        if not tally.votes or tally.votes[0].value.startswith(PERMITS):  # the permits themselves are listed
             return None
         leader, about = tally.votes[0], tally.votes[0].about
         ttl = lease_of(about)[0]

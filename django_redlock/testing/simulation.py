@@ -260,8 +260,9 @@ class Simulation:
     def _granted(self, who: "SimulatedProcess", lease: Lease) -> None:
         """Record a new holder, and an overlap with every other holder that considers the lock its own."""
         for other in self._leases:
-            same = set(lease.hold.slots()) & set(other.hold.slots()) and not (lease.hold.shared and other.hold.shared)
-            if same and other.hold.remaining(self._now) > 0:
+            one, two = lease.hold, other.hold
+            together = (one.shared and two.shared) or (one.limit == two.limit and one.permit() != two.permit())
+            if not (together or set(one.names).isdisjoint(two.names)) and two.remaining(self._now) > 0:
                 holder = self._process_of(other.hold.keeper)
                 self.overlaps.append(f"{lease.name!r} was granted to {who.name} while {holder.name} had it.")
         self._leases.append(lease)

@@ -84,8 +84,8 @@ def one_more(right: Any) -> Any:
 def trusts_new_sets(right: Any) -> Any:
     new: WeakKeyDictionary[Admission, set[int]] = WeakKeyDictionary()
 
-    def greet(self: Admission, node: int, greeting: Greeting) -> None:
-        right(self, node, greeting)
+    def greet(self: Admission, node: int, greeting: Greeting, when: float | None = None) -> None:
+        right(self, node, greeting, when)
         if greeting.age is not None and greeting.age < TTL:
             new.setdefault(self, set()).add(node)
         if len(new.get(self, ())) == len(self._names):
@@ -95,8 +95,8 @@ def trusts_new_sets(right: Any) -> Any:
 
 
 def greets_once(right: Any) -> Any:
-    def greet(self: Admission, node: int, greeting: Greeting) -> None:
-        right(self, node, greeting)
+    def greet(self: Admission, node: int, greeting: Greeting, when: float | None = None) -> None:
+        right(self, node, greeting, when)
         self.due[node] = INFINITY
 
     return greet
@@ -232,6 +232,18 @@ MUTANTS = (
         ("calm",),
         (NodeState, "_in_the_way"),
         lambda right: lambda self, request, slug, ours: right(self, request, slug, ours | {SHARED}),
+    ),
+    Mutant(
+        "a node lets a permit in beside those who hold its lock in another way",
+        ("calm",),
+        (NodeState, "_is_held_otherwise"),
+        returns(False),
+    ),
+    Mutant(
+        "the extension of a permit does not keep the name of its lock",
+        ("calm", "net"),
+        (NodeState, "_extend_one"),
+        lambda right: lambda self, term, keep: right(self, term._replace(common=""), keep),
     ),
     Mutant(
         "a waiter that left the queue by a useless grant queues behind later ones",

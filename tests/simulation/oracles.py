@@ -199,17 +199,23 @@ class Oracles:
         highest.append(max(token, highest[-1] if highest else 0))
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
-        """No other holder counts the lock as its own, unless both share it or there is another permit."""
+        """No other holder counts the lock as its own, unless both share it or have permits of the same limit."""
         others = self._held[name]
         for other in list(others):
             if not other.believed():
                 others.remove(other)
                 self._ended.append(other)
-            elif set(lease.slugs) & set(other.slugs) and not (lease.shared and other.shared):
+            elif not self._together(lease, other):
                 self.violated("overlap", f"{lease.process.name} and {other.process.name} both hold {name}")
         if len(others) >= lease.limit > 1:
             self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.limit} may")
         others.append(lease)
+
+    @staticmethod
+    def _together(lease: "Lease", other: "Lease") -> bool:
+        """Return whether two leases of one name may hold it together."""
+        permits = lease.limit == other.limit and set(lease.slugs).isdisjoint(other.slugs)
+        return permits or (lease.shared and other.shared)
 
     def extended(self, lease: "Lease", round: Round, asked: float, longer: bool, late: bool) -> None:
         """A round of extensions that began at *asked*, in true time, ended; *late* is after the deadline."""

@@ -89,39 +89,47 @@ def lag(client: Client) -> None:
     client.wall.base = EPOCH - client.world.random.choice((0.0, 0.48))
 
 
-def simultaneous(seed: int) -> Violations:
-    """Two to eight processes try once to take a free lock at the same moment. With a quorum answering, one wins."""
-    chance = Random(seed)
-    nodes, silent = chance.choice(((3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (4, 1), (2, 0)))
-    schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed)
-    world, ended, won = schedule.world, [], []
-    clients = [schedule.start_client(idle=True) for _ in range(chance.randint(2, 8))]
+def simultaneous(*ways: dict[str, Any]) -> Scenario:
+    """
+    Return the scenario in which two to eight processes try once to take a free lock at the same moment.
 
-    def once(client: Client) -> Routine:
-        yield Sleep(world.random.uniform(0.0, chance.choice((0.0, 1e-4, 1e-3))))
-        lease = yield from client.acquire(("a",), 0.0)
-        ended.append(client)
-        if isinstance(lease, Lease):
-            won.append(client)
-            client.renew(lease)
+    With a quorum answering, one wins; at least one, if they take it in different *ways*.
+    """
 
-    for client in clients:
-        client.wall.step(chance.uniform(-0.2, 0.2))
-        if chance.random() < 0.5:
-            client.spawn(visit(client))
-    world.run(world.now + 2.0)
-    for machine in chance.sample(schedule.machines, silent):
-        machine.stop(60.0)
-    for client in clients:
-        for machine in schedule.machines:
-            schedule.faults.block(client, machine, chance.choice((0.0, 0.0, 0.0005, 0.005)))
-        client.spawn(once(client))
-    world.run(world.now + 10.0)
-    schedule.close()
-    if len(ended) == len(clients) and len(won) == 1:
-        return schedule.oracles.violations
-    winners = f"{len(won)} of {len(clients)} callers won, with {silent} of {nodes} nodes silent"
-    return [*schedule.oracles.violations, ("winner", winners)]
+    def scenario(seed: int) -> Violations:
+        chance = Random(seed)
+        nodes, silent = chance.choice(((3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (4, 1), (2, 0)))
+        schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed)
+        world, ended, won = schedule.world, [], []
+        clients = [schedule.start_client(idle=True) for _ in range(chance.randint(2, 8))]
+
+        def once(client: Client, way: dict[str, Any]) -> Routine:
+            yield Sleep(world.random.uniform(0.0, chance.choice((0.0, 1e-4, 1e-3))))
+            lease = yield from client.acquire(("a",), 0.0, **way)
+            ended.append(client)
+            if isinstance(lease, Lease):
+                won.append(client)
+                client.renew(lease)
+
+        for client in clients:
+            client.wall.step(chance.uniform(-0.2, 0.2))
+            if chance.random() < 0.5:
+                client.spawn(visit(client))
+        world.run(world.now + 2.0)
+        for machine in chance.sample(schedule.machines, silent):
+            machine.stop(60.0)
+        for client in clients:
+            for machine in schedule.machines:
+                schedule.faults.block(client, machine, chance.choice((0.0, 0.0, 0.0005, 0.005)))
+            client.spawn(once(client, chance.choice(ways) if ways else {}))
+        world.run(world.now + 10.0)
+        schedule.close()
+        if len(ended) == len(clients) and (len(won) == 1 or (won and ways)):
+            return schedule.oracles.violations
+        winners = f"{len(won)} of {len(clients)} callers won, with {silent} of {nodes} nodes silent"
+        return [*schedule.oracles.violations, ("winner", winners)]
+
+    return scenario
 
 
 def failed_attempt(fault: str) -> Scenario:
@@ -407,7 +415,8 @@ def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Scenar
 
 SCENARIOS: dict[str, Scenario] = {
     "same microsecond": with_clocks(CALM, stand_still),
-    "simultaneous": simultaneous,
+    "simultaneous": simultaneous(),
+    "simultaneous and in disagreement": simultaneous({}, {"shared": True}, {"limit": 2}, {"limit": 3}),
     "lost replies": failed_attempt("mute"),
     "late raises": late_raises,
     "stepping node": stepping_node,

@@ -37,6 +37,11 @@ THEMES = (
     (A, A, A, Wish(("b",)), Wish(("a", "b"))),
     (A, Wish(("two",), limit=2)),
     (A, Wish(("pages",)), Wish(("pages",), shared=True), Wish(("pages",), shared=True)),
+    # Callers that disagree.
+    (
+        *(A, Wish(("mixed",)), Wish(("mixed",), shared=True)),
+        *(Wish(("mixed",), limit=2), Wish(("mixed",), limit=2), Wish(("mixed",), limit=3)),
+    ),
 )
 
 

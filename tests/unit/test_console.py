@@ -103,7 +103,7 @@ def test_permits_are_named(five):
             node.store.put(f"{{pool}}#{number}", value(ttl=ttl), ttl)
     text = run("redlock_inspect", "pool")[0]
 
-    assert text.startswith("pool: 3 permits are held (#1, #2, #10). The nodes do not record how many there are.\n")
+    assert text.startswith("pool: 3 permits are held (#1, #2, #10). The nodes do not report how many there are.\n")
     assert re.findall(r"\n\nLock: +(.*)", text) == ["pool #1", "pool #2", "pool #10"]
 
 

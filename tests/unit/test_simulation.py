@@ -111,14 +111,17 @@ def test_replies_and_releases_that_are_lost():
         assert not sim.nodes[0].store.records.holders
 
 
-def test_overlap_is_found():
+@pytest.mark.parametrize(
+    ("held", "wanted"), [({}, {}), ({}, {"limit": 2}), ({"limit": 2}, {"limit": 3}), ({"limit": 2}, {"shared": True})]
+)
+def test_overlap_is_found(held: dict[str, Any], wanted: dict[str, Any]):
     """Two of three clocks that run forward break the lock's assumptions; the check at the end reports it."""
     sim = Simulation()
     with sim:
-        lock("report").acquire()
+        lock("report", **held).acquire()
         for node in sim.nodes[:2]:
             node.step_clock(3600)
-        sim.rival().lock("report", wait=0).acquire()
+        sim.rival().lock("report", wait=0, **wanted).acquire()
         overlaps, sim.overlaps = sim.overlaps, []
 
     assert overlaps == ["'report' was granted to rival 1 while this process had it."]

@@ -15,6 +15,7 @@ from ..protocol import (
     LONGEST_HOLDER,
     LONGEST_SLUG,
     LONGEST_VALUE,
+    PERMITS,
     SHARED,
     SUPERSEDED,
     Acquire,
@@ -150,7 +151,8 @@ class NodeState:
         records, now = self.records, self._now
         high = records.highest_fence(request.slugs, now)
         ours = {request.secret, request.adopt or request.secret}
-        others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
+        others = [request.queue] if self._is_held_otherwise(request.queue, request.common) else []
+        others += [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
         first_in, behind_in = self._turns(request, ours)
         cancelled = records.cancelled(request.secret, now)
         if cancelled and not self._is_handed_back(request):
@@ -161,9 +163,11 @@ class NodeState:
             return self._refuse(request, others, behind_in, high)
         for slug in request.slugs:
             if request.shared:
-                records.share(slug, request.secret, request.value, request.ttl, now)
+                records.share(slug, request.secret, shared_value(request), request.ttl, now)
             else:
                 records.write(slug, request.value, request.ttl, now)
+        if request.common:
+            records.share(request.queue, request.secret, request.common, request.ttl, now)
         if cancelled:
             del records.tombstones[request.secret]
         if request.adopt not in ("", request.secret) and not records.cancelled(request.adopt, now):
@@ -191,6 +195,10 @@ class NodeState:
             return request.strict
         owner = holder[:SECRET_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
+
+    def _is_held_otherwise(self, lock: str, common: str) -> bool:
+        """Return whether somebody holds the name of a permit's *lock* alone, as a reader, or with another limit."""
+        return bool(common) and self.records.owner(lock, self._now) not in ("", common[:SECRET_SIZE])
 
     def _turns(self, request: Acquire, ours: set[str]) -> tuple[list[str], list[str]]:
         """Return the names in whose queue the waiter is first, and those whose queue has others before it."""
@@ -252,10 +260,16 @@ class NodeState:
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
         revoked = records.cancelled(term.secret, now) and records.tombstones[term.secret].revoked
-        if records.cancelled(term.secret, now) or not all(self._may_come_back(term, slug) for slug in lost):
-            others = (holder for slug in lost if (holder := self._other_holder(term, slug)) is not None)
-            detail = next(others, "")[SECRET_SIZE:LONGEST_HOLDER]
+        base = queue_of(term.slugs[0]) if term.common else ""
+        held_otherwise = self._is_held_otherwise(base, term.common)
+        may_come_back = not held_otherwise and all(self._may_come_back(term, slug) for slug in lost)
+        if records.cancelled(term.secret, now) or not may_come_back:
+            others = [holder for slug in lost if (holder := self._other_holder(term, slug)) is not None]
+            others += [records.holder(base, now) or ""] if held_otherwise else []
+            detail = next(iter(others), "")[SECRET_SIZE:LONGEST_HOLDER]
             return Extended(Kind.REVOKED if revoked else Kind.REFUSED, high, detail)
+        if term.common:
+            self._share_longer(term, base, term.common)
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
@@ -286,12 +300,16 @@ class NodeState:
         # Two extensions may arrive in a different order than they were sent, so the later end counts.
         records, now = self.records, self._now
         if term.shared:
-            keeps = not term.shorten and records.owner(slug, now) == SHARED
-            until = records.shared[slug].get(term.secret, 0.0) if keeps else 0.0
-            records.share(slug, term.secret, term.value, max(term.ttl, until - now), now)
+            self._share_longer(term, slug, shared_value(term))
         else:
             left = 0.0 if term.shorten else records.left(slug, now) or 0.0
             records.write(slug, term.value, max(term.ttl, left), now)
+
+    def _share_longer(self, term: Term, slug: str, value: str) -> None:
+        records, now = self.records, self._now
+        keeps = not term.shorten and records.owner(slug, now) == value[:SECRET_SIZE]
+        until = records.shared[slug].get(term.secret, 0.0) if keeps else 0.0
+        records.share(slug, term.secret, value, max(term.ttl, until - now), now)
 
     def _release(self, request: Release) -> Reply:
         """End a hold, leave a tombstone against its late requests, and notify the first waiter."""
@@ -307,6 +325,9 @@ class NodeState:
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = [slug for slug in others if not (one_of_several and records.owner(slug, now) == SHARED)]
         free = [slug for slug in mine if self._let_go(request, slug)]
+        permits = records.shared.get(request.queue, {}) if records.owner(request.queue, now).startswith(PERMITS) else {}
+        if request.secret in permits:
+            records.leave(request.queue, request.secret, now)
         later = mine != held and not request.shared  # whose extensions a tombstone would refuse
         # Also if nothing was held: the request to hold it may arrive after this one.
         if request.tombstone > 0 and not later:
@@ -325,11 +346,7 @@ class NodeState:
                 self._tombstone(request, records.shared.get(slug, {}).keys())
             records.shared.pop(slug, None)
         elif request.shared:
-            del records.shared[slug][request.secret]
-            others = records.sharers(slug, now)
-            if others:
-                records.write(slug, records.holders[slug][0], max(others.values()) - now, now)
-                return False
+            return records.leave(slug, request.secret, now)
         records.remove(slug)
         return True
 
@@ -394,3 +411,8 @@ class NodeState:
         return Row(
             slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers
         )
+
+
+def shared_value(request: Acquire | Term) -> str:
+    """Return the value of a shared lock's key, which has a word in place of the secret."""
+    return SHARED + request.value[SECRET_SIZE:]

@@ -82,7 +82,7 @@ class Queues:
         the later names as well, and would then wait for a waiter that waits for it.
         """
         position = -1
-        until = min(map(request.slugs.index, in_the_way)) + 1
+        until = 1 if request.queue else min(map(request.slugs.index, in_the_way)) + 1
         for slug in request.slugs[:until]:
             queue = self.of(request, slug)
             if queue is NOBODY:

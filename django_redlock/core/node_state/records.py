@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..names import SECRET_SIZE
-from ..protocol import ABSENT, HIGHEST, LONGEST_VALUE, SHARED
+from ..protocol import ABSENT, HIGHEST, LONGEST_VALUE, PERMITS, SHARED
 from .queues import NOBODY, Queue
 
 NO_FENCE: tuple[int, float | None] = (0, None)
@@ -37,7 +37,7 @@ class Records:
         self.holders: dict[str, tuple[str, float | None]] = {}
         """The value under each name, and when it ends; None is never."""
         self.shared: dict[str, dict[str, float]] = {}
-        """The secrets that share a name, and when each hold ends; ignored unless the value says that it is shared."""
+        """The secrets that share a name, and when each hold ends; ignored unless its value says that several do."""
         self.fences: dict[str, tuple[int, float | None]] = {}
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
@@ -61,7 +61,7 @@ class Records:
         return value
 
     def owner(self, slug: str, now: float) -> str:
-        """Return the secret that holds a name, ``SHARED`` if several may, empty if it is free."""
+        """Return the secret that holds a name, or the word in its place if several may; empty if the name is free."""
         return (self.holder(slug, now) or "")[:SECRET_SIZE]
 
     def left(self, slug: str, now: float) -> float | None:
@@ -104,16 +104,26 @@ class Records:
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
         """Store *value* as the holder of a name for *ttl* seconds."""
         self.holders[slug] = (value, now + ttl)
-        self.index[slug] = now + ttl
+        if not value.startswith(PERMITS):  # its permits are listed
+            self.index[slug] = now + ttl
 
     def share(self, slug: str, secret: str, value: str, ttl: float, now: float) -> None:
         """Let one more holder share a name for *ttl* seconds; the name is held until the last hold on it ends."""
-        if self.owner(slug, now) != SHARED:
-            # Entries of earlier holders mean nothing unless the value marks the lock as shared.
+        if self.owner(slug, now) != value[:SECRET_SIZE]:
+            # Entries of earlier holders mean nothing unless the value says that they share the name in this way.
             self.shared[slug] = {}
         sharers = self.sharers(slug, now)
         sharers[secret] = now + ttl
-        self.write(slug, SHARED + value[SECRET_SIZE:], max(sharers.values()) - now, now)
+        self.write(slug, value, max(sharers.values()) - now, now)
+
+    def leave(self, slug: str, secret: str, now: float) -> bool:
+        """Take a hold away from those that share a name; return whether it was the last, and the name is free."""
+        del self.shared[slug][secret]
+        if others := self.sharers(slug, now):
+            self.write(slug, self.holders[slug][0], max(others.values()) - now, now)
+            return False
+        self.remove(slug)
+        return True
 
     def write_fence(self, slugs: tuple[str, ...], number: int, keep: float | None, now: float) -> None:
         """Remember a fencing token for *keep* seconds, None for ever."""
@@ -158,7 +168,7 @@ class Records:
         record: dict[str, Any] = {}
         if self.holder(slug, now) is not None:
             record["holder"] = list(self.holders[slug])
-        if self.owner(slug, now) == SHARED:
+        if self.owner(slug, now).startswith((SHARED, PERMITS)):
             record["sharers"] = dict(self.sharers(slug, now))
         if self.fence(slug, now):
             record["fence"] = list(self.fences[slug])

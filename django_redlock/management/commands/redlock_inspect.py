@@ -94,7 +94,7 @@ class Command(OperatorCommand):
         locks = sorted(snapshot.locks, key=lambda lock: (len(lock.name), lock.name))
         if len(locks) > 1:
             held = ", ".join(lock.name.rpartition(" ")[2] for lock in locks)
-            text = f"{len(locks)} permits are held ({held}). The nodes do not record how many there are."
+            text = f"{len(locks)} permits are held ({held}). The nodes do not report how many there are."
             self.stdout.write(f"{printable(name)}: {text}\n\n")
         if locks:
             self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))

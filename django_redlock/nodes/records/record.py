@@ -10,6 +10,7 @@ from hashlib import blake2b
 from time import time
 from typing import Any, NamedTuple
 
+from ...core.names import queue_of
 from ...core.node_state import NodeState
 from ...core.node_state.records import moment as moment_of
 from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
@@ -81,6 +82,7 @@ def names_of(requests: Iterable[Request]) -> Names:
             case Extend(terms):
                 for term in terms:
                     names.slugs.update(term.slugs)
+                    names.slugs.update({queue_of(term.slugs[0])} if term.common else ())
                     names.secrets.add(term.secret)
             case Acquire() | Release():
                 names.slugs.update(request.slugs)

@@ -266,7 +266,7 @@ def chunked(request: Request, part: int) -> list[Request]:
         return [request]
     chunks = [Extend((), request.keep)]
     for term in request.terms:
-        if chunks[-1].terms and weight(chunks[-1]) + len(term.slugs) > part:
+        if chunks[-1].terms and weight(chunks[-1]) + weight(Extend((term,), None)) > part:
             chunks.append(Extend((), request.keep))
         chunks[-1] = Extend((*chunks[-1].terms, term), request.keep)
     return list(chunks)
@@ -306,7 +306,7 @@ def weight(request: Request) -> int:
         case Survey():
             return 0
         case Extend(terms):
-            return sum(len(term.slugs) for term in terms)
+            return sum(len(term.slugs) + bool(term.common) for term in terms)
     return sum(map(len, names_of([request])))  # with the tombstones
 
 

@@ -107,10 +107,12 @@ class Encoder:
     # of the requests in ``MARKED``, the number counts the mark, too.
 
     def _acquire(self, request: Acquire) -> Words:
-        slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
+        slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict, common = (
+            request
+        )
         count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
         own = words(secret, value, str(number), adopt, waiter, str(stamp))
-        rest = rest_of_acquire(ttl, keep, ahead, barge, shared, shared or queue != "", strict)
+        rest = rest_of_acquire(ttl, keep, ahead, barge, common or shared, shared or queue != "", strict)
         if adopt:
             count, keys = count + 1, keys + self._tombstone(adopt)
         return 2 + count, 18 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
@@ -122,11 +124,11 @@ class Encoder:
 
     def _extend(self, request: Extend) -> Words:
         keys, arguments, touched = [self._index], [self._prefix, word(ms(request.keep))], 1
-        for slugs, secret, value, ttl, fencing_token, shared, shorten, _ in request.terms:
-            count, names = self._keys(slugs, "hfr" if shared else "hf")
+        for slugs, secret, value, ttl, fencing_token, shared, shorten, _, common in request.terms:
+            count, names = self._keys(slugs, "hfr" if shared else "hf", queue_of(slugs[0]) if common else "")
             touched += 1 + count
             keys.append(self._tombstone(secret) + names)
-            how = usual(str(len(slugs)), shared, shorten, ms(ttl))
+            how = usual(str(len(slugs)), common or shared, shorten, ms(ttl))
             arguments.append(f"{how}{words(secret, str(fencing_token), value)}")
         return touched, touched + 3 + 7 * len(request.terms), "".join(keys + arguments)
 
@@ -135,7 +137,7 @@ class Encoder:
         fences = "" if fencing_token == HIGHEST else "f"
         count, keys = self._keys(slugs, ("hqsr" if shared else "hqs") + fences, queue)
         own = words(secret, leaving, str(fencing_token))
-        rest = usual(ms(tombstone) if tombstone else "0", shared, revoke)
+        rest = usual(ms(tombstone) if tombstone else "0", "permit" if queue else shared, revoke)
         return 2 + count, 9 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _survey(self, request: Survey) -> Words:
@@ -188,12 +190,17 @@ HEADS = {kind: (words("EVALSHA", each.sha), words("EVAL", each.text)) for kind, 
 
 
 def keys_of(prefix: str, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
-    """Return the number of keys of all names, and the keys, kind after kind; queue keys belong to *queue*."""
+    """
+    Return the number of keys of all names, and the keys, kind after kind.
+
+    Of a permit, *queue* is the slug of its lock: the queue keys are those of the lock, whose holders come last.
+    """
     if len(slugs) == 1 and not queue:  # as nearly always; the keys differ in the last letter alone
         start = f"{prefix}{slugs[0]}:"
         start = f"${1 + (len(start) if start.isascii() else len(start.encode()))}\r\n{start}"
         return len(kinds), start + start.join(ENDS[kinds])
     keys = [f"{prefix}{(kind in 'qs' and queue) or slug}:{kind}" for kind in kinds for slug in slugs]
+    keys += [f"{prefix}{queue}:h", f"{prefix}{queue}:r"] if queue else []
     return len(keys), words(*keys)
 
 
@@ -216,7 +223,7 @@ def usual(*arguments: str | bool) -> str:
 
 @lru_cache(maxsize=1024)
 def rest_of_acquire(
-    ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool, passing: bool, strict: bool
+    ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool | str, passing: bool, strict: bool
 ) -> str:
     """Return the words that most requests to acquire have in common."""
     micros = str(round(ahead * 1_000_000))

@@ -1,6 +1,7 @@
 """What a lock costs the nodes: the commands that the scripts call, counted by the server."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -40,6 +41,37 @@ def test_free_lock_costs_few_commands(nodes: Servers):
             assert released == Counter(["time", "get", "zrange", "zrem", "del"])
             manager.lock(f"long {more}", wait=0, ttl=60.0, renew=False).acquire()  # so that the index lives for longer
     assert "executes eight or nine commands to grant it and five to release it" in CHANGES
+
+
+@pytest.mark.parametrize(
+    ("way", "commands"), [({}, (8, 11, 5)), ({"shared": True}, (17, 15, 10)), ({"limit": 2}, (16, 18, 11))]
+)
+def test_only_a_permit_pays_for_joining_the_name_of_its_lock(
+    nodes: Servers, way: dict[str, Any], commands: tuple[int, int, int]
+):
+    """The commands of a grant, an extension and a release, while nobody else has the lock."""
+    manager = real_manager(nodes.urls[:1])
+    manager.lock("earlier", wait=0, ttl=60.0, renew=False).acquire()
+
+    with nodes[0].client() as client:
+        called(client)
+        lease = manager.lock("free", wait=0, renew=False, **way).acquire()
+        acquired = called(client).total()
+        lease.extend()
+        extended = called(client).total()
+        lease.release()
+        assert (acquired, extended, called(client).total()) == commands
+
+
+def test_key_of_another_type_under_the_lock_of_a_permit_leaves_nothing_behind(nodes: Servers):
+    """Everything is read before anything is written, so a permit is not taken by half."""
+    manager = real_manager(nodes.urls[:1])
+
+    with nodes[0].client() as client:
+        client.set("t:{pool}:r", "not a sorted set")
+        with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+            manager.lock("pool", limit=2, wait=0).acquire()
+        assert client.keys("t:{pool}*") == ["t:{pool}:r"]
 
 
 def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):

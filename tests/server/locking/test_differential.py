@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_redlock import LockManager
+from django_redlock.core.names import common_value, queue_of
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
+    PERMITS,
     SHARED,
     Acquire,
     Extend,
@@ -33,21 +35,26 @@ SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}
 BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's default text would lose digits
 
 
-def one_queue(request: Any) -> Any:
-    """A lock with several permits has one name."""
-    return request if len(request.slugs) == 1 else request._replace(queue="")
+SLUGS_OF_PERMITS = [("{x}#1",), ("{x}#2",), ("{y}#1",)]
+
+
+def of_a_permit(request: Any) -> Any:
+    """Only a permit joins the name of its lock, whose queue counts; a permit is not shared."""
+    queue = queue_of(request.slugs[0])
+    changes: dict[str, Any] = {"shared": False, "queue": queue} if queue else {"common": ""}
+    return request._replace(**{field: value for field, value in changes.items() if field in request._fields})
 
 
 WAITERS = ["p|1", "p|2", "q|1"]
 
-secrets, slugs = st.sampled_from(SECRETS), st.sampled_from(SLUGS)
+secrets, slugs = st.sampled_from(SECRETS), st.sampled_from([*SLUGS, *SLUGS_OF_PERMITS])
 numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
 keeps = st.sampled_from([600.0, None])
 shared = st.booleans()
-queues = st.sampled_from(["", "", "{queue}"])
-terms = st.builds(Term, slugs, secrets, secrets, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans()).map(
-    lambda term: term._replace(value=f'{term.secret}{{"host":"h"}}')
-)
+commons = st.sampled_from([common_value(2), common_value(2), common_value(3)])
+terms = st.builds(
+    Term, slugs, secrets, secrets, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans(), common=commons
+).map(lambda term: of_a_permit(term._replace(value=f'{term.secret}{{"host":"h"}}')))
 requests = st.one_of(
     st.builds(
         Acquire,
@@ -63,9 +70,9 @@ requests = st.one_of(
         st.integers(BASE, BASE + 3),
         st.booleans(),
         shared,
-        queues,
-        st.sampled_from([False, False, True]),
-    ).map(lambda request: one_queue(request._replace(value=f'{request.secret}{{"host":"h"}}'))),
+        strict=st.sampled_from([False, False, True]),
+        common=commons,
+    ).map(lambda request: of_a_permit(request._replace(value=f'{request.secret}{{"host":"h"}}'))),
     st.builds(Raise, slugs, secrets, numbers, keeps, shared),
     st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),
     st.builds(
@@ -75,10 +82,9 @@ requests = st.one_of(
         st.sampled_from([0.0, 60.0]),
         st.sampled_from(["", *WAITERS]),
         shared,
-        queues,
-        st.booleans(),
-        numbers | st.just(0),
-    ).map(one_queue),
+        revoke=st.booleans(),
+        fencing_token=numbers | st.just(0),
+    ).map(of_a_permit),
     st.builds(Release, st.just(()), secrets, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
     slugs.map(lambda some: Survey((f"{some[0]}#1",), waiters=100)),
@@ -146,8 +152,12 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
         for request in sequence:
             expected = store.execute(request)
             assert comparable(run(manager, request)) == comparable(believable(expected)), request
-        for slug in ("{x}", "{y}", "{z}", "{queue}"):
+        for slug in ("{x}", "{y}", "{z}"):
             assert client.zrange(f"{prefix}{slug}:q", 0, -1) == store.waiters(slug)
+            value = store.records.holder(slug, store.now()) or ""
+            assert client.get(f"{prefix}{slug}:h") == (value or None)
+            if value.startswith((SHARED, PERMITS)):
+                assert sorted(client.zrange(f"{prefix}{slug}:r", 0, -1)) == sorted(store.sharers(slug))
         client.publish(f"{prefix}w:p", "the last")
         heard = list(iter(lambda: next_notification(notifications), "the last"))
         assert heard == told

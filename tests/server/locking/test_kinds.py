@@ -8,6 +8,7 @@ import pytest
 from django_redlock import LockLostError, LockManager, LockTakenError
 from django_redlock.core.protocol import SHARED, Kind, Release
 from django_redlock.core.round import cleanup
+from django_redlock.inventory.survey import Poll, arun
 from django_redlock.testing import Servers
 from tests.managers import (
     Asyncio,
@@ -63,6 +64,50 @@ async def test_waiters_for_a_permit_are_served_in_order(make: Manager, flavour: 
 
     assert line.served == [0, 1, 2, 3]
     assert waiting(manager) == 0
+
+
+WAYS: list[dict[str, Any]] = [{}, {"shared": True}, {"limit": 2}, {"limit": 3}]
+
+
+@pytest.mark.parametrize(("held", "wanted"), [(held, wanted) for held in WAYS for wanted in WAYS if held != wanted])
+async def test_callers_that_hold_a_name_in_different_ways_wait_for_each_other(
+    make: Manager, flavour: Flavour, held: dict[str, Any], wanted: dict[str, Any]
+):
+    """One holder, readers, and the holders of permits keep each other out, and so do those of another limit."""
+    manager = make()
+    leases = [await take(flavour, manager, "a", **held) for _ in range(held.get("limit", 1))]
+    with pytest.raises(LockTakenError) as taken:
+        await take(flavour, manager, "a", **wanted)
+    assert ("(limit=" in str(taken.value)) is ("limit" in held)
+    line = Line(flavour, manager, manager.lock("a", wait=60, **wanted))
+    task = await line.join(1)
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a", **held)  # behind the waiter
+
+    for lease in leases:
+        assert await flavour.extend(lease)
+        with pytest.raises(LockTakenError):
+            await take(flavour, manager, "a", **wanted)
+        assert await flavour.release(lease) == "released"
+    await task
+
+    assert line.served == [1]
+    assert held_by(manager, "{a}")
+    assert waiting(manager) == 0
+
+
+async def test_lock_of_permits_is_listed_by_its_permits(make: Manager, flavour: Flavour):
+    """What the permits have in common under the lock's own name is no further lock."""
+    manager = make()
+    leases = [await take(flavour, manager, "a", limit=2) for _ in range(2)]
+    poll = Poll(manager, waiters=0)
+
+    await arun(poll, poll.pages(100, 10.0))
+    await arun(poll, poll.described(["{a}"]))
+
+    assert sorted(lock.slug for lock in poll.snapshot().locks) == ["{a}#1", "{a}#2"]
+    for lease in leases:
+        assert await flavour.release(lease) == "released"
 
 
 # shared

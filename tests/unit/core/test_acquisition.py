@@ -7,7 +7,7 @@ import pytest
 
 from django_redlock.core.acquisition import Acquisition, GaveUp, Step
 from django_redlock.core.attempt import Granted, HighestToken
-from django_redlock.core.names import Owner, counted, encode
+from django_redlock.core.names import Owner, common_value, counted, encode
 from django_redlock.core.protocol import ABSENT, Failure, Instant, Kind, Release, Reply, Row, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
@@ -143,18 +143,24 @@ def test_waiter_that_is_cut_off_leaves_the_queue():
 
 
 @pytest.mark.parametrize("free", [(), (3, 7)])
-def test_lock_with_many_permits_asks_which_are_taken(free: tuple[int, ...]):
-    """A round for each would take longer than any caller was to wait; those that a quorum may have are tried."""
+@pytest.mark.parametrize("holder", [common_value(60), "e" * 32, common_value(61)])
+def test_lock_with_many_permits_asks_which_are_taken(holder: str, free: tuple[int, ...]):
+    """
+    A round for each would take longer than any caller was to wait; those that a quorum may have are tried.
+
+    None is tried if the lock is held alone, or with another limit.
+    """
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
     attempt.proceed(0.05)
-    slugs = attempt.step.requests[0].slugs
+    base, *slugs = attempt.step.requests[0].slugs
     for node in range(3):
         lefts = [ABSENT if number in free and node else 5.0 for number in range(len(slugs))]
-        rows = tuple(Row(slug, "h" * 32, left, 0) for slug, left in zip(slugs, lefts, strict=True))
-        attempt.step.receive(node, Reply(Kind.LISTED, rows=rows))
+        rows = [Row(slug, "h" * 32, left, 0) for slug, left in zip(slugs, lefts, strict=True)]
+        attempt.step.receive(node, Reply(Kind.LISTED, rows=(Row(base, holder, 5.0, 0), *rows)))
 
     asked = []
+    free = free if holder == common_value(60) else ()
     for _ in free:
         attempt.proceed(0.05)
         asked += attempt.step.requests[0].slugs
@@ -162,7 +168,7 @@ def test_lock_with_many_permits_asks_which_are_taken(free: tuple[int, ...]):
     outcome = attempt.proceed(0.05)
 
     assert asked == [slugs[number] for number in free]
-    assert (len(slugs), outcome.taken, outcome.attempts) == (59, True, 1 + len(free))
+    assert (base, len(slugs), outcome.taken, outcome.attempts) == ("{a}", 59, True, 1 + len(free))
 
 
 def test_lock_with_permits_waits_no_longer_than_its_time():

@@ -94,7 +94,11 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"), [({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})]
+    ("outer", "inner"),
+    [
+        *(({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})),
+        *(({}, {"limit": 2}), ({"limit": 2}, {}), ({"shared": True}, {"limit": 2}), ({"limit": 2}, {"limit": 3})),
+    ],
 )
 def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
     """Only the waiting thread could end the hold that it waits for; the error names both places."""
@@ -145,11 +149,9 @@ async def test_task_that_would_wait_for_itself_raises_at_once():
     assert await (await other).arelease() == "released"
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"), [({"shared": True},) * 2, ({"limit": 2},) * 2, ({"limit": 2}, {}), ({"reentrant": True},) * 2]
-)
+@pytest.mark.parametrize(("outer", "inner"), [({"shared": True},) * 2, ({"limit": 2},) * 2, ({"reentrant": True},) * 2])
 def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
-    """A thread may hold two permits, or two shared holds; a lock with permits is another lock."""
+    """A thread may hold two permits, or two shared holds."""
     with lock("many", **outer), lock("many", **inner) as lease:
         assert lease.valid()
 

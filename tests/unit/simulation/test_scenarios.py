@@ -13,7 +13,14 @@ from tests.simulation.schedule import Client, Schedule, run
 from tests.simulation.world import Routine, Sleep
 
 # 10 of the others
-SEEDS = {"cancelled": 60, "simultaneous": 40, "clocks lag": 30, "sent releases": 20, "leader dies with the holder": 20}
+SEEDS = {
+    "cancelled": 60,
+    "simultaneous": 40,
+    "simultaneous and in disagreement": 40,
+    "clocks lag": 30,
+    "sent releases": 20,
+    "leader dies with the holder": 20,
+}
 
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name in SCENARIOS for seed in range(SEEDS.get(name, 10))])

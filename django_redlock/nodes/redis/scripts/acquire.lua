@@ -1,14 +1,18 @@
 -- Take a lock on this node, all names or none; if that fails, report the holder and join the queue.
 -- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
---       of each name; if a secret is adopted, its cancel tombstone
+--       of each name; of a permit, the holder and the holders of its lock; if a secret is adopted, its cancel tombstone
 -- ARGV: secret, value, proposed fencing token, secret to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
---       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared, passing, strict
---       ('1' or ''); the mark that the connection learned ('' is none), see served.lua
+--       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared (of a permit, the value
+--       that the permits of its lock have in common), passing, strict ('1' or ''); the mark that the connection learned ('' is
+--       none), see served.lua
+-- A permit is an exclusive hold of its own name and joins the name of its lock, whose other permits have the same limit. So
+-- those who hold that name in another way keep it out, and it them.
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
 local secret, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local prefix, ttl, keep, ahead, enrolment = ARGV[7], tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 local barge, shared, passing, mark = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1', ARGV[16]
+local common = #ARGV[13] > 1 and ARGV[13]
 local SHARED = 'shared--------------------------'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -35,6 +39,20 @@ end
 if not plain then cancelled = call('GET', tombstone) end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is not free
+local function is_in_the_way(holder, current, name)
+  local pttl = call('PTTL', holder)
+  if pttl == -1 then endless[#endless + 1] = sub(holder, #prefix + 1, -3) end
+  if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
+  busy = busy or sub(current, 33)
+  stop = stop or name
+end
+local base, permits, first_permit = KEYS[r + 1], KEYS[r + 2], false
+if common then
+  local current = call('GET', base)
+  call('ZCARD', permits)
+  first_permit = not current or sub(current, 1, 32) ~= sub(common, 1, 32)
+  if current and first_permit then is_in_the_way(base, current, 1) end
+end
 local handed = adopt ~= '' and cancelled == 'superseded' -- by the holder that has replaced this one
 for i = 1, names do
   local current, fence
@@ -48,13 +66,7 @@ for i = 1, names do
   alone[i] = owner ~= SHARED
   local ours = owner and (owner == secret or (adopt ~= '' and owner == adopt))
   handed = handed and owner == adopt
-  if owner and not ours and not (shared and owner == SHARED) then
-    local pttl = call('PTTL', KEYS[h + i])
-    if pttl == -1 then endless[#endless + 1] = sub(KEYS[h + i], #prefix + 1, -3) end
-    if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
-    busy = busy or sub(current, 33)
-    stop = stop or i
-  end
+  if owner and not ours and not (shared and owner == SHARED) then is_in_the_way(KEYS[h + i], current, i) end
   if not owner and ARGV[15] == '1' then
     if busy == nil then left = 0 end
     busy, stop = busy or '', stop or i
@@ -122,16 +134,20 @@ for i = 1, names do
   listed[2 * i - 1], listed[2 * i] = latest, sub(KEYS[h + i], #prefix + 1, -3)
 end
 call('ZADD', index, unpack(listed)) -- first: if the index is of another type, nothing has been written
+-- Join those who hold a name together; return when the last of them ends.
+local function join(holder, holders, alone, value)
+  if alone then call('DEL', holders) end -- meaningless unless the holder's key says shared
+  call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
+  call('ZADD', holders, now_ms + ttl, secret)
+  local ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
+  call('PEXPIRE', holders, ends - now_ms)
+  call('SET', holder, value, 'PX', ends - now_ms)
+  return ends
+end
+if common then join(base, permits, first_permit, common) end -- it is not listed, because its permits are
 for i = 1, names do
-  local ends = now_ms + ttl
   if shared then
-    local holders = KEYS[r + i]
-    if alone[i] then call('DEL', holders) end -- meaningless unless the holder's key says shared
-    call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
-    call('ZADD', holders, ends, secret)
-    ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
-    call('PEXPIRE', holders, ends - now_ms)
-    call('SET', KEYS[h + i], SHARED .. sub(value, 33), 'PX', ends - now_ms)
+    local ends = join(KEYS[h + i], KEYS[r + i], alone[i], SHARED .. sub(value, 33))
     if ends > now_ms + ttl then call('ZADD', index, ends, listed[2 * i]) end
     latest = math.max(latest, ends)
   else

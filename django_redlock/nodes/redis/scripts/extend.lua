@@ -1,8 +1,9 @@
 -- Extend leases, each by itself. A lease that this node lost is restored, unless a newer token or its release is here.
 -- No lease gets shorter unless the request says so, because two extensions may arrive in any order.
--- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, secret, fencing token,
---       value; last the mark that the connection learned ('' is none), see served.lua
+-- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name,
+--       of a permit the holder and the holders of its lock
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared (of a permit, the value that the permits of its lock
+--       have in common), shorten ('1' or ''), ttl ms, secret, fencing token, value; last the mark that the connection learned ('' is none), see served.lua
 local index, prefix, keep, mark = KEYS[1], ARGV[1], ARGV[2], ARGV[#ARGV]
 -- A memory that lost this lease may have lost a later one as well, so the client learns first what it is; see acquire.lua.
 if mark ~= '' and redis.call('MGET', prefix .. 'served')[1] ~= mark then return redis.error_reply('FORGOT another memory') end
@@ -14,7 +15,18 @@ local now_ms = math.floor(tonumber(stamp) / 1000)
 -- no memory: after such a write, a server whose memory is full executes the others, so that a full node keeps the leases it has.
 redis.call('ZREM', index, '')
 
-local function extend(at, names, shared, shorten, secret, ttl, fencing_token, value)
+-- Keep a hold beside others, or restore it; return when the last of them ends.
+local function join(holder, holders, alone, secret, ends, shorten, value)
+  if alone then redis.call('DEL', holders) end -- meaningless without the holder's key
+  if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, secret) or 0)) end
+  redis.call('ZADD', holders, ends, secret)
+  ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
+  redis.call('PEXPIRE', holders, ends - now_ms)
+  redis.call('SET', holder, value, 'PX', ends - now_ms)
+  return ends
+end
+
+local function extend(at, names, shared, common, shorten, secret, ttl, fencing_token, value)
   local tombstone = redis.call('GET', KEYS[at])
   local high, refused, lost, holder = '0', tombstone, {}, nil
   for i = at + 1, at + names do
@@ -30,21 +42,25 @@ local function extend(at, names, shared, shorten, secret, ttl, fencing_token, va
       if tonumber(fence) > tonumber(fencing_token) then refused = true end
     end
   end
+  local base, permits, first_permit = KEYS[at + 2 * names + 1], KEYS[at + 2 * names + 2], false
+  if common then
+    local current = redis.call('GET', base)
+    redis.call('ZCARD', permits)
+    first_permit = not current
+    if current and string.sub(current, 1, 32) ~= string.sub(common, 1, 32) then
+      refused, holder = true, holder or current
+    end
+  end
   if refused then
     -- Who has it now, for people: without the secret, and without spaces, which separate the results.
     local who = holder and '\31' .. string.gsub(string.sub(holder, 33, 2000), ' ', '\31') or ''
     return tombstone == 'stop' and 'S' or 'R', high, who
   end
+  if common then join(base, permits, first_permit, secret, now_ms + ttl, shorten, common) end
   for i = at + 1, at + names do
     local ends = now_ms + ttl
     if shared then
-      local holders = KEYS[2 * names + i]
-      if lost[i] == 'all' then redis.call('DEL', holders) end -- meaningless without the holder's key
-      if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, secret) or 0)) end
-      redis.call('ZADD', holders, ends, secret)
-      ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
-      redis.call('PEXPIRE', holders, ends - now_ms)
-      redis.call('SET', KEYS[i], SHARED .. string.sub(value, 33), 'PX', ends - now_ms)
+      ends = join(KEYS[i], KEYS[2 * names + i], lost[i] == 'all', secret, ends, shorten, SHARED .. string.sub(value, 33))
     elseif lost[i] then
       redis.call('SET', KEYS[i], value, 'PX', ttl)
     else
@@ -66,11 +82,12 @@ end
 local outcomes, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV - 1, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
-  local outcome, high, who = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
+  local common = #ARGV[i + 1] > 1 and ARGV[i + 1]
+  local outcome, high, who = extend(key, names, shared, common, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if outcome == 'H' then held = held + 1 end
   if tonumber(high) > tonumber(top) then top = high end
   outcomes[#outcomes + 1] = outcome .. high .. who
-  key = key + 1 + names * (shared and 3 or 2)
+  key = key + 1 + names * (shared and 3 or 2) + (common and 2 or 0)
 end
 local kind = held == #outcomes and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
 return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(outcomes, ' ')

@@ -1,10 +1,10 @@
 -- Release a lock if it is ours, take a waiter out of the queue, and notify the first waiter.
 -- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name;
---       if the token counts, the fences
+--       if the token counts, the fences; of a permit, the holder and the holders of its lock
 -- Each shared holder has a secret. The word that the holder's key has in place of a secret ends the holds of all, unless one
 -- joined with a later token. An exclusive hold with a later token, but the same secret, is not ended either.
 -- ARGV: secret, waiter that leaves ('' is none), fencing token of the hold, or of the last holder that joined (2^53 - 1 is any),
---       prefix, tombstone ms, shared, revoke ('1' or '')
+--       prefix, tombstone ms, shared ('1', '' or, of a permit, 'permit'), revoke ('1' or '')
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
 local secret, leaving, prefix, tombstone_ms, shared = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
@@ -15,9 +15,14 @@ local all, last, word = shared and secret == SHARED, tonumber(ARGV[3]), ARGV[7] 
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
-local names = (#KEYS - 2) / (3 + (shared and 1 or 0) + (any and 0 or 1))
+local permit = ARGV[6] == 'permit'
+local last_key = #KEYS - (permit and 2 or 0)
+local names = (last_key - 2) / (3 + (shared and 1 or 0) + (any and 0 or 1))
 local h, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names -- the index before each kind of key
 if shared then call('ZCARD', index) end -- otherwise the first write goes there
+-- A permit leaves those that hold its lock, unless others hold it by now.
+local base, permits, joined = KEYS[last_key + 1], KEYS[last_key + 2], false
+if permit then joined = call('ZSCORE', permits, secret) and string.match(call('GET', base) or '', '^limit%-') end
 -- With several names, read all holders at once, and look for waiters once; see acquire.lua.
 local strings, plain = nil, names > 1 and not shared
 if plain then
@@ -27,6 +32,17 @@ if plain then
     if strings[i] then found = found + 1 end
   end
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
+end
+-- Take a hold away from those beside it; return when the last of them ends.
+local function leave(holder, holders)
+  call('ZREM', holders, secret)
+  call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
+  local ends = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+  if ends then
+    call('PEXPIRE', holders, tonumber(ends) - now_ms)
+    call('PEXPIRE', holder, tonumber(ends) - now_ms)
+  end
+  return ends
 end
 local mine, firsts, keys, slugs, released, taken, later = {}, {}, {}, {}, false, false, false
 for i = 1, names do
@@ -40,7 +56,7 @@ for i = 1, names do
   local owner = current and sub(current, 1, size)
   local ours = owner == (shared and SHARED or secret)
   if ours and not any and (all or not shared) then
-    ours = (tonumber(call('GET', KEYS[#KEYS - names + i]) or 0) or 0) <= last
+    ours = (tonumber(call('GET', KEYS[last_key - names + i]) or 0) or 0) <= last
     later = later or not (ours or shared)
   end
   if ours and shared and not all then
@@ -61,13 +77,9 @@ for i in pairs(mine) do
     end
     call('DEL', holders)
   elseif shared then
-    call('ZREM', holders, secret)
-    call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
-    others = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    others = leave(KEYS[h + i], holders)
   end
   if others then
-    call('PEXPIRE', holders, tonumber(others) - now_ms)
-    call('PEXPIRE', KEYS[h + i], tonumber(others) - now_ms)
     call('ZADD', index, others, slug)
     mine[i] = nil
   else
@@ -79,6 +91,7 @@ if #keys > 0 then
   call('ZREM', index, unpack(slugs)) -- first: if the index is of another type, nothing has been written
   call('DEL', unpack(keys))
 end
+if joined and not leave(base, permits) then call('DEL', base) end
 -- Only the first waiter is notified; a notification that is lost only costs time.
 for i, first in pairs(firsts) do
   local left = false
