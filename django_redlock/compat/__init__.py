@@ -234,7 +234,7 @@ class BaseLock:
         slot.hold = None
         needed = self._manager.rules.needed
         for vote in await self._holders():
-            round = await self._remove(vote.secret)
+            round = await self._remove(vote.secret, revoke=True)
             # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
             gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
             outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
@@ -348,10 +348,10 @@ class BaseLock:
                 return vote
         return None
 
-    async def _remove(self, secret: str) -> Round:
-        """Release a lock by its secret; a holder that still renews the lock is refused, and notices the loss."""
+    async def _remove(self, secret: str, *, revoke: bool = False) -> Round:
+        """Release a lock by its secret; a holder that still renews the lock is refused, and learns of a *revoke*."""
         manager, rules = self._manager, self._manager.rules
-        request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED)
+        request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
         round = Round(
             requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,

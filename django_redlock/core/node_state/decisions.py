@@ -16,6 +16,7 @@ from ..protocol import (
     LONGEST_SLUG,
     LONGEST_VALUE,
     SHARED,
+    STOPPED,
     SUPERSEDED,
     Acquire,
     Extend,
@@ -251,11 +252,11 @@ class NodeState:
         records, now = self.records, self._now
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
-        revoked = records.cancelled(term.secret, now) and records.tombstones[term.secret].revoked
         if records.cancelled(term.secret, now) or not all(self._may_come_back(term, slug) for slug in lost):
             others = (holder for slug in lost if (holder := self._other_holder(term, slug)) is not None)
             detail = next(others, "")[SECRET_SIZE:LONGEST_HOLDER]
-            return Extended(Kind.REVOKED if revoked else Kind.REFUSED, high, detail)
+            kind = Kind.REVOKED if records.revoked(term.secret, now) else Kind.REFUSED
+            return Extended(kind, high, detail)
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
@@ -307,13 +308,16 @@ class NodeState:
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = [slug for slug in others if not (one_of_several and records.owner(slug, now) == SHARED)]
         free = [slug for slug in mine if self._let_go(request, slug)]
+        revoked = records.revoked(request.secret, now)
         later = mine != held and not request.shared  # whose extensions a tombstone would refuse
         # Also if nothing was held: the request to hold it may arrive after this one.
         if request.tombstone > 0 and not later:
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
-        if mine or not taken:
-            return Reply(Kind.RELEASED if mine else Kind.GONE, 0, self._time)
+        if mine:
+            return Reply(Kind.RELEASED, 0, self._time)
+        if not taken:
+            return Reply(Kind.GONE, 0, self._time, detail=STOPPED if revoked else "")
         holder = records.holder(taken[0], now) or ""
         return Reply(Kind.BUSY, 0, self._time, detail=holder[SECRET_SIZE:LONGEST_HOLDER])
 
