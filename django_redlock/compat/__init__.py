@@ -100,7 +100,16 @@ def without_misunderstanding(init: Callable[P, None]) -> Callable[P, None]:
     return checked
 
 
-class BaseLock:
+class WithoutInternals(type):
+    """The class of both locks, which refuses a replacement of what they do not have, as ``Lock.lua_release = None``."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name in INTERNALS:
+            raise AttributeError(_replaced(cls.__name__, name))
+        super().__setattr__(name, value)
+
+
+class BaseLock(metaclass=WithoutInternals):
     """The common part of both locks: everything but the public methods."""
 
     _flavour: Flavour

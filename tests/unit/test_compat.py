@@ -194,6 +194,8 @@ def test_replacing_a_part_of_redis_py_is_refused(make):
         make().lua_extend = print
     with pytest.raises(TypeError, match="Patched has no do_acquire: "):
         type("Patched", (type(make()),), {"do_acquire": print})
+    with pytest.raises(AttributeError, match="Lock has no lua_release: "):
+        type(make()).lua_release = None
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0004, math.nan, math.inf, True, "5"])
