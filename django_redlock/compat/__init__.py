@@ -100,7 +100,16 @@ def without_misunderstanding(init: Callable[P, None]) -> Callable[P, None]:
     return checked
 
 
-class BaseLock:
+class WithoutInternals(type):
+    """The class of both locks, which refuses a replacement of what they do not have, as ``Lock.lua_release = None``."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name in INTERNALS:
+            raise AttributeError(_replaced(cls.__name__, name))
+        super().__setattr__(name, value)
+
+
+class BaseLock(metaclass=WithoutInternals):
     """The common part of both locks: everything but the public methods."""
 
     _flavour: Flavour
@@ -234,7 +243,7 @@ class BaseLock:
         slot.hold = None
         needed = self._manager.rules.needed
         for vote in await self._holders():
-            round = await self._remove(vote.secret)
+            round = await self._remove(vote.secret, revoke=True)
             # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
             gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
             outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
@@ -348,10 +357,10 @@ class BaseLock:
                 return vote
         return None
 
-    async def _remove(self, secret: str) -> Round:
-        """Release a lock by its secret; a holder that still renews the lock is refused, and notices the loss."""
+    async def _remove(self, secret: str, *, revoke: bool = False) -> Round:
+        """Release a lock by its secret; a holder that still renews the lock is refused, and learns of a *revoke*."""
         manager, rules = self._manager, self._manager.rules
-        request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED)
+        request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
         round = Round(
             requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from .attempt import Granted, HighestToken, Verdict
 from .names import common_value, counted
-from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Extended, Kind, Outcome, Release, Reply, Term
+from .protocol import ANSWERS, REFUSALS, STOPPED, EndReason, Extend, Extended, Kind, Outcome, Release, Reply, Term
 from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
 
@@ -45,6 +45,7 @@ class HoldState:
         self.extensions = 0
         self.ended: EndReason | None = None
         self.successor = ""  # who got the lock afterwards, described as JSON; empty if nobody is known
+        self._taken_away = False
         self._ended_at = 0.0
         self._rules = rules
         self._highest = highest
@@ -215,7 +216,12 @@ class HoldState:
     def release_came_too_late(self, outcome: Outcome) -> None:
         """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""
         if self.ended is EndReason.RELEASED:
-            self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
+            unknown = EndReason.REVOKED if self._taken_away else EndReason.FORGOTTEN
+            self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else unknown
+
+    def note_operator(self, replies: Mapping[int, Reply]) -> None:
+        """Note whether an operator took the lock away, as *replies* say to a release that came too late."""
+        self._taken_away = any(reply.detail == STOPPED for reply in replies.values())
 
     def note_successor(self, replies: Mapping[int, Reply]) -> None:
         """Note who has the lock now, if a quorum of the *replies* that refused a request names the same holder."""

@@ -369,6 +369,9 @@ class Kind(Enum):
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
 """Replies that count as a vote for the request."""
 
+STOPPED = "stop"
+"""The detail of the reply ``GONE`` to a release, if an operator took the lock away."""
+
 REFUSALS = frozenset({Kind.REFUSED, Kind.REVOKED})
 """The results for a lease that a node does not extend."""
 

@@ -340,6 +340,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
             hold.note_successor(round.replies)
+        elif outcome is Outcome.EXPIRED:
+            hold.note_operator(round.replies)
         if hold.ended is EndReason.RELEASED:
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
         return outcome if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN else Outcome.EXPIRED

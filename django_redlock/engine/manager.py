@@ -239,7 +239,9 @@ class LockManager:
         )
         return Description(self, wanted, renew, once=wait is UNSET)
 
-    def release(self, name: str | Iterable[str], secret: str, tombstone: float = 0.0) -> Outcome:
+    def release(
+        self, name: str | Iterable[str], secret: str, tombstone: float = 0.0, *, revoke: bool = False
+    ) -> Outcome:
         """
         Release a lock by its secret, in any process; return what :meth:`Lease.release` returns.
 
@@ -251,11 +253,13 @@ class LockManager:
             name: The lock's name, or several names.
             secret: The holder's secret.
             tombstone: Seconds for which the nodes refuse late requests with this secret.
+            revoke: Whether the holder, if it asks the nodes within that time, learns that an operator took the lock
+                away.
         """
         process.notice_fork()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        release = Release(slugs, secret, tombstone)
+        release = Release(slugs, secret, tombstone, revoke=revoke)
         round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
         round.lasting = LONGEST_REDELIVERY
         self.ask(round)

@@ -298,7 +298,7 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.ignored:
         yield note(
             "ignored-options",
-            f"Its OPTIONS or URL set {', '.join(node.ignored)}, which locks do not use: a request that is sent twice "
+            f"Its URL sets {', '.join(node.ignored)}, which locks do not use: a request that is sent twice "
             "could take a lock twice, so there are no retries, and timeouts come from OPTIONS['node_timeout'].",
             "Take them out.",
         )

@@ -227,7 +227,9 @@ def give_up(lease: Lease) -> None:
     Raises:
         CommandError: The lock had ended before its release.
     """
-    if lease.release() in HAD_ENDED:
+    outcome = lease.release()
+    if outcome in HAD_ENDED:
+        lease.hold.release_came_too_late(outcome)
         why = explain(lease)
         raise CommandError(f"Done, but {why}; another run may have begun meanwhile.", returncode=LOST)
 

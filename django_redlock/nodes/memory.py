@@ -229,6 +229,8 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
     name = urlsplit(spec.url).netloc
     if not name or "@" in name:
         raise ValueError("a memory node needs a name, such as memory://a")
+    if spec.options:
+        raise ValueError("a node in memory takes no OPTIONS")
     return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
 
 

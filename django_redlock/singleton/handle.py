@@ -194,7 +194,7 @@ class Slots(Generic[P]):
             return outcome
         force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
         outcomes = {
-            free(self._task.singleton_options.using, name, found.secret)
+            free(self._task.singleton_options.using, name, found.secret, revoke=True)
             if force or found.holder.waits or (found.holder.state is SlotState.HELD and found.holder.task_id)
             else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)

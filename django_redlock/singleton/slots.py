@@ -452,18 +452,18 @@ def state_of(owner: Owner) -> SlotState:
     return SlotState(owner.state) if owner.state in (SlotState.CLAIMED, SlotState.QUEUED) else SlotState.HELD
 
 
-def free(using: str, name: str, secret: str) -> Outcome:
+def free(using: str, name: str, secret: str, *, revoke: bool = False) -> Outcome:
     """
     Free a lock that is held with *secret*; return what :meth:`LockManager.release` returns.
 
     It never raises, because it is called while another error is handled. Without a name or secret it returns
-    ``unknown``.
+    ``unknown``. With *revoke*, the holder learns that an operator took the lock away.
     """
     if not secret or not name:
         return Outcome.UNKNOWN
     try:
         # The claim of the lock, or its confirmation, may still be on its way to a node.
-        return Outcome(locks[using].release(name, secret, SUPERSEDED))
+        return Outcome(locks[using].release(name, secret, SUPERSEDED, revoke=revoke))
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(name))
         return Outcome.UNKNOWN

@@ -292,9 +292,9 @@ def test_clocks(three, tmp_path):
 def test_trial(nodes, three):
     """A trial finds a node on which a lock cannot be taken, although all else is fine."""
     assert "trial" not in ids(found(three, {"restart_guard": False}, timeout=600.0))
-    findings = found([f"{three[0]}?retry_on_timeout=true&socket_timeout=9", *three[1:]])
+    findings = found([f"{three[0]}?retry_on_timeout=true&socket_timeout=9&protocol=3&max_connections=9", *three[1:]])
     assert ids(findings) == {"ignored-options": "note"}
-    assert "retry_on_timeout, socket_timeout" in only(findings, "ignored-options").text
+    assert "max_connections, protocol, retry_on_timeout, socket_timeout" in only(findings, "ignored-options").text
 
     with nodes[0].client() as client:
         client.set("redlock:index", "not an index")

@@ -194,6 +194,8 @@ def test_replacing_a_part_of_redis_py_is_refused(make):
         make().lua_extend = print
     with pytest.raises(TypeError, match="Patched has no do_acquire: "):
         type("Patched", (type(make()),), {"do_acquire": print})
+    with pytest.raises(AttributeError, match="Lock has no lua_release: "):
+        type(make()).lua_release = None
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0004, math.nan, math.inf, True, "5"])
@@ -308,7 +310,7 @@ async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
 
 
 async def test_reset_takes_the_lock_from_whoever_holds_it(make):
-    """``reset()`` frees this name and no other; the holder is not asked, and learns of it at its next extension."""
+    """``reset()`` frees this name and no other; the holder learns at its next extension that it was taken away."""
     holder, other, lock = make(timeout=5), make("other", timeout=5), make(timeout=5)
     await done(holder.acquire())
     await done(other.acquire())
@@ -325,7 +327,7 @@ async def test_reset_takes_the_lock_from_whoever_holds_it(make):
     assert await done(lock.acquire(blocking=False)) is True
     assert await done(other.owned()) is True
     assert await done(holder.lease.extend() if isinstance(holder, Lock) else holder.lease.aextend()) is False
-    assert holder.lease.reason == "superseded"
+    assert holder.lease.reason == "revoked"
     with pytest.raises(LockNotOwnedError):
         await done(holder.release())
     assert await done(lock.owned()) is True

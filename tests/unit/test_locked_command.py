@@ -133,15 +133,15 @@ def test_lost_lock_is_reported_at_the_end():
             call_command(command(locked_command("nightly"), work))
         return error.value.returncode, str(error.value)
 
-    def operate(self, end):
+    def operate(self, end, extend=True):
         held = find_lock("command:nightly")
         end(held, held.fingerprint)
-        assert not self.lease.extend()
+        assert not extend or not self.lease.extend()
 
     code, said = ended(lambda self: lose(self.lease))
     assert (code, "tried to take it since" in said) == (76, True)
-    for end in (force_release, ask_to_stop):
-        code, said = ended(lambda self, end=end: operate(self, end))
+    for operation in ((force_release,), (ask_to_stop,), (force_release, False)):
+        code, said = ended(lambda self, operation=operation: operate(self, *operation))
         assert (code, "an operator took it away, or asked its holder to stop" in said) == (76, True)
     with pytest.raises(LockLostError):
         call_command(command(locked_command("nightly"), lambda self: lose(self.lease) or self.lease.ensure()))

@@ -91,6 +91,13 @@ URLS: list[tuple[str, str]] = [
 
 SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2:26379"], "SERVICE_NAME": "mymaster"}
 
+# Options of redis-py's connections that have no effect here.
+UNUSED = {
+    **{"socket_timeout": 5, "socket_connect_timeout": 5, "retry_on_timeout": True, "retry_on_error": [OSError]},
+    **{"retry": None, "health_check_interval": 30, "protocol": 3, "decode_responses": True, "socket_read_size": 9},
+    **{"redis_connect_func": print},
+}
+
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
@@ -100,6 +107,12 @@ NODES: list[tuple[Any, str, str]] = [
     ([{"URL": "redis://a", "OPTIONS": {"db": SECRET}}], "redlock.E003", "its option db is not a number"),
     ([{"URL": "redis://a", "OPTIONS": {"port": SECRET}}], "redlock.E003", r"refuses its options \(ValueError\)"),
     ([{"URL": "redis://a", "OPTIONS": {"retry_on_error": 3}}], "redlock.E003", r"refuses its options \(TypeError\)"),
+    *(
+        ([{**node, "OPTIONS": {option: value}}], "redlock.E003", f"its OPTIONS set {option}, which locks do not use")
+        for node in ({"URL": "redis://a"}, {"URL": "unix:///a"}, {"URL": "redis+cluster://a"}, SENTINELS)
+        for option, value in UNUSED.items()
+    ),
+    ([{"URL": "memory://a", "OPTIONS": {"db": 1}}], "redlock.E003", "a node in memory takes no OPTIONS"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
@@ -188,6 +201,7 @@ CACHES = {
         "OPTIONS": {"CLIENT_CLASS": "django_redis.client.HerdClient"},
     },
     "valkey": {"BACKEND": DJANGO_VALKEY, "LOCATION": "valkey://cache-1:6379/1"},
+    "pooled": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache-1:6379/1?max_connections=9&timeout=1&protocol=3"},
     "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
     "unreadable": {"BACKEND": REDIS_CACHE, "LOCATION": f"redis://:{SECRET}[@cache-1:6379"},
     "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
@@ -226,7 +240,7 @@ def test_mistake_says_what_where_and_what_to_write(
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}], ["north"]),
         ([{"SENTINELS": ["REDIS://s1", " redis://s2:1\n"], "SERVICE_NAME": "mymaster"}], ["mymaster"]),
-        *((f"cache:{alias}", ["cache-1:6379"]) for alias in ("sessions", "replicated", "herd", "valkey")),
+        *((f"cache:{alias}", ["cache-1:6379"]) for alias in ("sessions", "replicated", "herd", "valkey", "pooled")),
     ],
     ids=str,
 )

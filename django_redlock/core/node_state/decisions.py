@@ -17,6 +17,7 @@ from ..protocol import (
     LONGEST_VALUE,
     PERMITS,
     SHARED,
+    STOPPED,
     SUPERSEDED,
     Acquire,
     Extend,
@@ -259,7 +260,6 @@ class NodeState:
         records, now = self.records, self._now
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
-        revoked = records.cancelled(term.secret, now) and records.tombstones[term.secret].revoked
         base = queue_of(term.slugs[0]) if term.common else ""
         held_otherwise = self._is_held_otherwise(base, term.common)
         may_come_back = not held_otherwise and all(self._may_come_back(term, slug) for slug in lost)
@@ -267,7 +267,8 @@ class NodeState:
             others = [holder for slug in lost if (holder := self._other_holder(term, slug)) is not None]
             others += [records.holder(base, now) or ""] if held_otherwise else []
             detail = next(iter(others), "")[SECRET_SIZE:LONGEST_HOLDER]
-            return Extended(Kind.REVOKED if revoked else Kind.REFUSED, high, detail)
+            kind = Kind.REVOKED if records.revoked(term.secret, now) else Kind.REFUSED
+            return Extended(kind, high, detail)
         if term.common:
             self._share_longer(term, base, term.common)
         for slug in term.slugs:
@@ -328,13 +329,16 @@ class NodeState:
         permits = records.shared.get(request.queue, {}) if records.owner(request.queue, now).startswith(PERMITS) else {}
         if request.secret in permits:
             records.leave(request.queue, request.secret, now)
+        revoked = records.revoked(request.secret, now)
         later = mine != held and not request.shared  # whose extensions a tombstone would refuse
         # Also if nothing was held: the request to hold it may arrive after this one.
         if request.tombstone > 0 and not later:
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
-        if mine or not taken:
-            return Reply(Kind.RELEASED if mine else Kind.GONE, 0, self._time)
+        if mine:
+            return Reply(Kind.RELEASED, 0, self._time)
+        if not taken:
+            return Reply(Kind.GONE, 0, self._time, detail=STOPPED if revoked else "")
         holder = records.holder(taken[0], now) or ""
         return Reply(Kind.BUSY, 0, self._time, detail=holder[SECRET_SIZE:LONGEST_HOLDER])
 

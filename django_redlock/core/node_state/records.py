@@ -101,6 +101,10 @@ class Records:
         tombstone = self.tombstones.get(secret)
         return tombstone is not None and tombstone.until > now
 
+    def revoked(self, secret: str, now: float) -> bool:
+        """Return whether an operator asked the holder with *secret* to stop, or took its lock away."""
+        return self.cancelled(secret, now) and self.tombstones[secret].revoked
+
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
         """Store *value* as the holder of a name for *ttl* seconds."""
         self.holders[slug] = (value, now + ttl)

@@ -41,6 +41,12 @@ else:
     FIXED |= {"lib_name": None, "lib_version": None}
 
 
+# The options that have an effect, besides those of TLS.
+USED = frozenset({"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"})
+USED |= {"encoding", "encoding_errors", "socket_type", "socket_keepalive_options"}
+POOL = frozenset({"max_connections", "timeout"})  # what a URL may say about a pool, which is none of its connections
+
+
 class ResolvedConnection(aioconnection.Connection):
     """
     A connection for an event loop to ``address``, which is one of the addresses of its host.
@@ -76,6 +82,11 @@ def verification(
     how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
     check = ssl_check_hostname is not False and how != "none"
     return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
+
+
+def without_effect(option: str) -> bool:
+    """Return whether an option of redis-py's connections has no effect on those that are made here."""
+    return option not in USED and not option.startswith("ssl_")
 
 
 def check_url(url: str) -> None:
@@ -140,7 +151,9 @@ class Endpoint:
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         if not isinstance(self._class, type):
             raise ValueError("its option connection_class cannot be set; the scheme says it, such as rediss for TLS")
-        self._arguments = arguments | dict(spec.options)
+        self.ignored = frozenset(filter(without_effect, arguments))
+        """The names of the options that only the URL has, which other programs may share, and that have no effect."""
+        self._arguments = {name: value for name, value in arguments.items() if name not in POOL} | dict(spec.options)
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
         given = self._arguments
@@ -156,6 +169,11 @@ class Endpoint:
         """Whether connections are encrypted, and the certificate and the host's name are verified."""
         self.authenticated = bool(given.get("password") or given.get("credential_provider"))
         self.new(1.0)  # reports options that redis-py does not know when the settings are read
+        if unused := sorted(filter(without_effect, spec.options)):
+            raise ValueError(
+                f"its OPTIONS set {', '.join(unused)}, which locks do not use: take that out. Timeouts come from "
+                "OPTIONS['node_timeout'] of the alias, and no request is sent twice, because it could take a lock twice"
+            )
 
     @property
     def address(self) -> str:

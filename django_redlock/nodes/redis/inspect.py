@@ -27,8 +27,6 @@ from .wire import resp, unchanged
 
 SAMPLES = 5  # round trips; the shortest one counts
 LINES = 1000  # of INFO that are read; it has about 200, and the others are about databases and replicas
-IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
-IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Inspection:
         refused: The rights that the user lacks, as in ``ACL SETUSER``.
         encrypted: Whether the connection is encrypted.
         local: Whether the connection stays on this machine.
-        ignored: Options of the connection that are not used.
+        ignored: Options of redis-py in the URL that are not used.
         known: Whether this kind of node can be inspected at all.
         user: The user as whom locks connect.
         deaf: The servers that were asked for the master in vain, each with the reason.
@@ -119,7 +117,7 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         node.name,
         encrypted=connector.encrypted,
         local=not connector.remote,
-        ignored=tuple(sorted(IGNORED & connector.options)),
+        ignored=tuple(sorted(connector.ignored)),
         user=connector.user,
         guide=node.guide,
         mode=node.mode,

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from django_redlock import Lease, LockLostError, LockTakenError, RedlockError
+from django_redlock.core.names import slug
+from django_redlock.core.protocol import Release
+from django_redlock.inventory.survey import tell_nodes
 from tests.managers import Flavour, Manager, Virtual, held_by, holders
 
 LONGEST = 12.0
@@ -69,18 +72,23 @@ async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour:
 
 
 @pytest.mark.parametrize(
-    ("taken", "reason", "says"),
-    [(False, "forgotten", "no longer know this holder"), (True, "superseded", "another caller")],
+    ("revoke", "taken", "reason", "says"),
+    [
+        (False, False, "forgotten", "no longer know this holder"),
+        (False, True, "superseded", "another caller"),
+        (True, False, "revoked", "an operator took it away"),
+        (True, True, "superseded", "another caller"),
+    ],
 )
 async def test_lock_that_was_freed_is_reported_when_the_block_ends(
-    make: Manager, flavour: Flavour, taken: bool, reason: str, says: str
+    make: Manager, flavour: Flavour, revoke: bool, taken: bool, reason: str, says: str
 ):
-    """Leaving the block raises the loss, because the work may not have been exclusive, and says if another came."""
+    """Leaving the block raises the loss, as the work may not have been exclusive; it says if another came, or who."""
     manager = make()
 
     with pytest.raises(LockLostError, match=f"'a' was lost after.*{says}") as caught:  # noqa: PT012
         async with flavour.entered(manager.lock("a", renew=False)) as lease:
-            manager.release("a", lease.secret)
+            tell_nodes(manager, Release((slug("a"),), lease.secret, tombstone=60.0 * revoke, revoke=revoke))
             if taken:
                 await flavour.acquire(manager.on_behalf("a", detached=True))
 

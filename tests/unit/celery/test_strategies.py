@@ -341,6 +341,21 @@ def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, cap
     ]
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+def test_run_whose_slot_an_operator_freed_learns_who_did_so(make, worker, told, renewed):
+    """It was stolen rather than forgotten by the nodes, whether a renewal or only the end of the run shows that."""
+
+    def body(self, shop_id):
+        assert task.singleton.release(shop_id, since=None, force=True) == "released"
+        assert not renewed or not self.singleton.lease.extend()
+
+    task = make(body)
+    task.delay(7)
+    worker.run()
+
+    assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "revoked")]
+
+
 def test_stolen_slot_is_told(make, worker, told, caplog):
     """A run learns that somebody took its slot when it asks, by the error of ``check()``; the log has one error."""
     seen = []

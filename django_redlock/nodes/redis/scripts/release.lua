@@ -104,7 +104,9 @@ for i, first in pairs(firsts) do
     call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first)
   end
 end
+-- If nothing was left to release, the holder learns whether an operator took it away.
+local why = not released and (taken or (call('GET', tombstone) == 'stop' and 'stop')) or ''
 -- A request of ours may still be in flight, and must find this tombstone; a later hold must not, whose extensions it would refuse.
 -- It is written last: a server whose memory is full refuses it, unless something has been removed before.
 if tombstone_ms > 0 and not later then call('SET', tombstone, word, 'PX', tombstone_ms) end
-return (released and 'RELEASED' or (taken and 'BUSY' or 'GONE')) .. ' 0 ' .. stamp .. ' 0 -1 ' .. (not released and taken or '')
+return (released and 'RELEASED' or (taken and 'BUSY' or 'GONE')) .. ' 0 ' .. stamp .. ' 0 -1 ' .. why
