@@ -62,7 +62,8 @@ class LockTakenError(_AttemptError):
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
         holder: The holder: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch),
             ``ttl`` (seconds) and ``state`` (of a singleton task that does not run); empty when unknown. If other
-            holders share the lock, ``kind`` is ``shared``, and ``host``, ``pid`` and ``since`` are None.
+            holders share the lock, ``kind`` is ``shared``, and ``host``, ``pid`` and ``since`` are None; if they have
+            permits, ``label`` is their limit, such as ``limit=3``.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
         agreed: Whether a quorum of the nodes names this holder; otherwise several holders or waiters are in the way.
     """

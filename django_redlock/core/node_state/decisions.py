@@ -199,7 +199,8 @@ class NodeState:
 
     def _is_held_otherwise(self, lock: str, common: str) -> bool:
         """Return whether somebody holds the name of a permit's *lock* alone, as a reader, or with another limit."""
-        return bool(common) and self.records.owner(lock, self._now) not in ("", common[:SECRET_SIZE])
+        holder = self.records.holder(lock, self._now)
+        return bool(common) and holder is not None and holder[:SECRET_SIZE] != common[:SECRET_SIZE]
 
     def _turns(self, request: Acquire, ours: set[str]) -> tuple[list[str], list[str]]:
         """Return the names in whose queue the waiter is first, and those whose queue has others before it."""

@@ -41,7 +41,7 @@ SLUGS_OF_PERMITS = [("{x}#1",), ("{x}#2",), ("{y}#1",)]
 def of_a_permit(request: Any) -> Any:
     """Only a permit joins the name of its lock, whose queue counts; a permit is not shared."""
     queue = queue_of(request.slugs[0])
-    changes: dict[str, Any] = {"shared": False, "queue": queue} if queue else {"common": ""}
+    changes: dict[str, Any] = {"queue": queue} | ({"shared": False} if queue else {"common": ""})
     return request._replace(**{field: value for field, value in changes.items() if field in request._fields})
 
 
