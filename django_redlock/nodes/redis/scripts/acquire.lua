@@ -39,19 +39,15 @@ end
 if not plain then cancelled = call('GET', tombstone) end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is not free
-local function is_in_the_way(holder, current, name)
-  local pttl = call('PTTL', holder)
-  if pttl == -1 then endless[#endless + 1] = sub(holder, #prefix + 1, -3) end
-  if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
-  busy = busy or sub(current, 33)
-  stop = stop or name
-end
-local base, permits, first_permit = KEYS[r + 1], KEYS[r + 2], false
+local base, first_permit = KEYS[r + 1], false
 if common then
   local current = call('GET', base)
-  call('ZCARD', permits)
+  call('ZCARD', KEYS[r + 2])
   first_permit = not current or sub(current, 1, 32) ~= sub(common, 1, 32)
-  if current and first_permit then is_in_the_way(base, current, 1) end
+  if current and first_permit then
+    left, busy, stop = call('PTTL', base), sub(current, 33), 1
+    if left == -1 then endless[1] = sub(base, #prefix + 1, -3) end
+  end
 end
 local handed = adopt ~= '' and cancelled == 'superseded' -- by the holder that has replaced this one
 for i = 1, names do
@@ -66,7 +62,13 @@ for i = 1, names do
   alone[i] = owner ~= SHARED
   local ours = owner and (owner == secret or (adopt ~= '' and owner == adopt))
   handed = handed and owner == adopt
-  if owner and not ours and not (shared and owner == SHARED) then is_in_the_way(KEYS[h + i], current, i) end
+  if owner and not ours and not (shared and owner == SHARED) then
+    local pttl = call('PTTL', KEYS[h + i])
+    if pttl == -1 then endless[#endless + 1] = sub(KEYS[h + i], #prefix + 1, -3) end
+    if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
+    busy = busy or sub(current, 33)
+    stop = stop or i
+  end
   if not owner and ARGV[15] == '1' then
     if busy == nil then left = 0 end
     busy, stop = busy or '', stop or i
@@ -134,17 +136,19 @@ for i = 1, names do
   listed[2 * i - 1], listed[2 * i] = latest, sub(KEYS[h + i], #prefix + 1, -3)
 end
 call('ZADD', index, unpack(listed)) -- first: if the index is of another type, nothing has been written
--- Join those who hold a name together; return when the last of them ends.
-local function join(holder, holders, alone, value)
-  if alone then call('DEL', holders) end -- meaningless unless the holder's key says shared
-  call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
-  call('ZADD', holders, now_ms + ttl, secret)
-  local ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
-  call('PEXPIRE', holders, ends - now_ms)
-  call('SET', holder, value, 'PX', ends - now_ms)
-  return ends
+local join -- makes the holder one of those who hold a name together, and returns when the last of them ends
+if shared or common then -- made only then, because making a function costs as much as a command
+  join = function(holder, holders, alone, value)
+    if alone then call('DEL', holders) end -- meaningless unless the holder's key says shared
+    call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
+    call('ZADD', holders, now_ms + ttl, secret)
+    local ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
+    call('PEXPIRE', holders, ends - now_ms)
+    call('SET', holder, value, 'PX', ends - now_ms)
+    return ends
+  end
 end
-if common then join(base, permits, first_permit, common) end -- it is not listed, because its permits are
+if common then join(base, KEYS[r + 2], first_permit, common) end -- it is not listed, because its permits are
 for i = 1, names do
   if shared then
     local ends = join(KEYS[h + i], KEYS[r + i], alone[i], SHARED .. sub(value, 33))

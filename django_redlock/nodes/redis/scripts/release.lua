@@ -33,16 +33,18 @@ if plain then
   end
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
 end
--- Take a hold away from those beside it; return when the last of them ends.
-local function leave(holder, holders)
-  call('ZREM', holders, secret)
-  call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
-  local ends = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
-  if ends then
-    call('PEXPIRE', holders, tonumber(ends) - now_ms)
-    call('PEXPIRE', holder, tonumber(ends) - now_ms)
+local leave -- takes the hold away from those beside it, and returns when the last of them ends
+if shared or joined then -- made only then, because making a function costs as much as a command
+  leave = function(holder, holders)
+    call('ZREM', holders, secret)
+    call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
+    local ends = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    if ends then
+      call('PEXPIRE', holders, tonumber(ends) - now_ms)
+      call('PEXPIRE', holder, tonumber(ends) - now_ms)
+    end
+    return ends
   end
-  return ends
 end
 local mine, firsts, keys, slugs, released, taken, later = {}, {}, {}, {}, false, false, false
 for i = 1, names do
