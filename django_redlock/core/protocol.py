@@ -550,7 +550,7 @@ class Outcome(StrEnum):
     HELD = "held"  # the lock was entered more than once, and is still held
 
 
-LOST = frozenset({Outcome.EXPIRED, Outcome.TAKEN})
+LOST = (Outcome.EXPIRED, Outcome.TAKEN)  # no set: to hash a member of a StrEnum takes longer than to compare it
 """The outcomes of a release that show that the lock had been lost before."""
 
 
