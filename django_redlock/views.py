@@ -33,15 +33,16 @@ from .core.names import check_name
 from .db.requests import (
     HANDLERS,
     METHODS,
+    RequestLock,
     class_of,
     handler_of,
-    innermost,
     is_framework,
     locks_before,
     locks_of,
+    locks_taken,
+    locks_within,
     mark,
     reached,
-    takes_locks,
     transactions,
 )
 from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
@@ -717,6 +718,8 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         return []
     atomic = any(entry["ATOMIC_REQUESTS"] for entry in connections.settings.values())
     messages: dict[str, CheckMessage] = {}
+    within: dict[str, tuple[RequestLock, ...]] = {}
+    taken: list[RequestLock] = []
     for pattern in _patterns(get_resolver()):
         view = pattern.callback
         if isinstance(view, Decorator):
@@ -736,7 +739,10 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
             decorated = f"the class {owner.__name__}" if name == "dispatch" else f"{owner.__name__}.{name}()"
             messages[text] = Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
         methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
-        if takes_locks(view) and not any(innermost(view, method.upper()) for method in methods):
+        taken += (each for method in methods for each in locks_taken(view, method.upper()))
+        within[named] = within.get(named, ()) + locks_within(view)
+    for named, own in within.items():  # a class may have several URLs, and subclasses that have more
+        if own and not any(each in taken for each in own):
             text = f"@locked_view on {named} never locks a request: GET, HEAD, OPTIONS and TRACE take no lock."
             hint = 'Name the methods, such as methods=["GET"], or remove the decorator.'
             messages[text] = Warning(text, hint=hint, id="redlock.W014")
