@@ -175,7 +175,7 @@ class Decorator(Options):
         Raises:
             TypeError: *view* is not a view, or the decorator has no key.
         """
-        if isinstance(view, HttpRequest):  # `key` is the view, and this is the view's first request
+        if hasattr(view, "META"):  # `key` is the view, and this is the view's first request
             raise TypeError(MISSING_KEY)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
@@ -190,6 +190,10 @@ class Decorator(Options):
         signature = inspect.signature(lambda request, *args, **kwargs: None)
         lock_class(view, Guard(f"{view.__module__}.{view.__qualname__}", signature, self, view))
         return view
+
+    def __getattr__(self, name: str) -> Any:
+        """Fail as for any attribute, but with the usual reason why a decorator asks for one, such as ``__name__``."""
+        raise AttributeError(f"A decorator has no {name}. {MISSING_KEY}", name=name, obj=self)
 
 
 class LockedMethod:
@@ -722,12 +726,12 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
     taken: list[RequestLock] = []
     for pattern in _patterns(get_resolver()):
         view = pattern.callback
-        if isinstance(view, Decorator):
-            text = (
-                f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request."
-            )
-            messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
         owner = class_of(view)
+        handlers = {*METHODS, *(getattr(view, "actions", None) or {}).values()}
+        callables = (view, *(getattr(owner, name, None) for name in handlers))
+        if any(isinstance(inspect.unwrap(each), Decorator) for each in callables if callable(each)):
+            text = f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at a request."
+            messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
         if owner is None:
             continue
         named = f"{owner.__module__}.{owner.__qualname__}"

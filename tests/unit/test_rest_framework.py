@@ -480,6 +480,28 @@ def test_lock_that_requests_to_another_url_take_is_no_finding(settings, views):
     assert [each.msg for each in run_checks(tags=["urls"])] == []
 
 
+def test_forgotten_key_is_found_whatever_is_around_the_decorator(settings):
+    """The decorators of the framework fail with the remedy; a method is found by the check and by the first request."""
+    for around in (api_view(["POST"]), action(detail=True, methods=["post"])):
+        with pytest.raises(AttributeError, match="@locked_view needs a key in parentheses"):
+            around(locked_view(lambda request, pk: Response()))
+
+    class Pay(APIView):
+        authentication_classes = permission_classes = ()
+
+        @locked_view
+        def post(self, request): ...
+
+    class Orders(ViewSet):
+        @locked_view
+        def update(self, request, pk): ...
+
+    settings.ROOT_URLCONF = (path("pay/", Pay.as_view()), path("orders/", Orders.as_view({"put": "update"})))
+    assert [each.id for each in run_checks(tags=["urls"])] == ["redlock.E012", "redlock.E012"]
+    with pytest.raises(TypeError, match="needs a key in parentheses"):
+        Pay.as_view()(APIRequestFactory().post("/"))
+
+
 # Errors
 
 
