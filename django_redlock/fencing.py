@@ -332,8 +332,8 @@ class Fenced(Block[None]):
         elif in_transaction(connection):
             raise RuntimeError(
                 f"fenced() is inside a transaction of database {connection.alias!r}, in which something may have been "
-                "read before the claim. Move it out of atomic(): under ATOMIC_REQUESTS, mark the view with "
-                "@transaction.non_atomic_requests. Or write nested=True, and rely on nothing that was read before."
+                f"read before the claim. Move it out of atomic(): under ATOMIC_REQUESTS, {left_to(connection.alias)}. "
+                "Or write nested=True, and rely on nothing that was read before."
             )
         elif not connection.in_atomic_block and not connection.get_autocommit():
             raise RuntimeError(
@@ -407,6 +407,11 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return str(cursor.fetchone()[0]).lower().replace("-", " ")
+
+
+def left_to(alias: str) -> str:
+    """Return what leaves the transactions of a database to the view, for a message."""
+    return f"mark what the URL leads to (of a class, dispatch()) with @transaction.non_atomic_requests({alias!r})"
 
 
 def _named(aliases: list[str]) -> str:

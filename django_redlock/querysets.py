@@ -32,7 +32,7 @@ from .engine.lease import Lease
 from .engine.lock import Block, Lock
 from .engine.options import check_switch, explained
 from .exceptions import LockLostError, LockTakenError
-from .fencing import fenced, own_thread
+from .fencing import fenced, left_to, own_thread
 from .handler import in_transaction, locks
 from .inventory import State, find_locks
 from .nodes.base import run
@@ -312,9 +312,8 @@ class RowLock(Block[Result]):
             raise RuntimeError(
                 f"lock_for_update() of {target.label} is inside a transaction of database {target.db!r}, which would "
                 "commit after the lock is released, so that the next holder reads old rows. Either move it out of "
-                "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or "
-                f"@transaction.non_atomic_requests({target.db!r}); in a migration, set atomic = False. Or keep the "
-                "transaction, and use select_for_update() in it."
+                f"atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or {left_to(target.db)}; in "
+                "a migration, set atomic = False. Or keep the transaction, and use select_for_update() in it."
             )
         if not connection.in_atomic_block and not connection.get_autocommit():
             raise RuntimeError(

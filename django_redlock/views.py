@@ -33,15 +33,16 @@ from .core.names import check_name
 from .db.requests import (
     HANDLERS,
     METHODS,
+    RequestLock,
     class_of,
     handler_of,
-    innermost,
     is_framework,
     locks_before,
     locks_of,
+    locks_taken,
+    locks_within,
     mark,
     reached,
-    takes_locks,
     transactions,
 )
 from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
@@ -174,7 +175,7 @@ class Decorator(Options):
         Raises:
             TypeError: *view* is not a view, or the decorator has no key.
         """
-        if isinstance(view, HttpRequest):  # `key` is the view, and this is the view's first request
+        if hasattr(view, "META"):  # `key` is the view, and this is the view's first request
             raise TypeError(MISSING_KEY)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
@@ -189,6 +190,10 @@ class Decorator(Options):
         signature = inspect.signature(lambda request, *args, **kwargs: None)
         lock_class(view, Guard(f"{view.__module__}.{view.__qualname__}", signature, self, view))
         return view
+
+    def __getattr__(self, name: str) -> Any:
+        """Fail as for any attribute, but with the usual reason why a decorator asks for one, such as ``__name__``."""
+        raise AttributeError(f"A decorator has no {name}. {MISSING_KEY}", name=name, obj=self)
 
 
 class LockedMethod:
@@ -717,14 +722,16 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         return []
     atomic = any(entry["ATOMIC_REQUESTS"] for entry in connections.settings.values())
     messages: dict[str, CheckMessage] = {}
+    within: dict[str, tuple[RequestLock, ...]] = {}
+    taken: list[RequestLock] = []
     for pattern in _patterns(get_resolver()):
         view = pattern.callback
-        if isinstance(view, Decorator):
-            text = (
-                f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request."
-            )
-            messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
         owner = class_of(view)
+        handlers = {*METHODS, *(getattr(view, "actions", None) or {}).values()}
+        callables = (view, *(getattr(owner, name, None) for name in handlers))
+        if any(isinstance(inspect.unwrap(each), Decorator) for each in callables if callable(each)):
+            text = f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at a request."
+            messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
         if owner is None:
             continue
         named = f"{owner.__module__}.{owner.__qualname__}"
@@ -736,7 +743,10 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
             decorated = f"the class {owner.__name__}" if name == "dispatch" else f"{owner.__name__}.{name}()"
             messages[text] = Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
         methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
-        if takes_locks(view) and not any(innermost(view, method.upper()) for method in methods):
+        taken += (each for method in methods for each in locks_taken(view, method.upper()))
+        within[named] = within.get(named, ()) + locks_within(view)
+    for named, own in within.items():  # a class may have several URLs, and subclasses that have more
+        if own and not any(each in taken for each in own):
             text = f"@locked_view on {named} never locks a request: GET, HEAD, OPTIONS and TRACE take no lock."
             hint = 'Name the methods, such as methods=["GET"], or remove the decorator.'
             messages[text] = Warning(text, hint=hint, id="redlock.W014")

@@ -109,20 +109,23 @@ def reached(owner: Any, name: str) -> set[str]:
     return found
 
 
-def innermost(view: Any, method: str | None) -> RequestLock | None:
-    """Return the last lock that a request takes before its view runs; None if it takes none."""
+def locks_taken(view: Any, method: str | None) -> tuple[RequestLock, ...]:
+    """Return the locks that a request takes before its view runs; the outermost comes first."""
     locks, names, owner = locks_before(view), set[str](), class_of(view)
     if owner is not None:
         names = reached(owner, handler_of(owner, getattr(view, "actions", None), method))
         for name in names:
             locks += tuple(lock for lock in locks_of(getattr(owner, name, None)) if lock not in locks)
-    return next((lock for lock in reversed(locks) if lock.takes(method, names)), None)
+    return tuple(lock for lock in locks if lock.takes(method, names))
 
 
-def takes_locks(view: Any) -> bool:
-    """Return whether there are requests that take a lock before the view runs."""
+def locks_within(view: Any) -> tuple[RequestLock, ...]:
+    """Return the locks that requests to a view, or to other URLs of its class, take before they run."""
+    locks, owner = locks_before(view), class_of(view)
+    if owner is None:
+        return locks
     names = {*HANDLERS, *(getattr(view, "actions", None) or {}).values()}
-    return bool(locks_before(view)) or any(locks_of(getattr(class_of(view), name, None)) for name in names)
+    return locks + tuple(lock for name in names for lock in locks_of(getattr(owner, name, None)))
 
 
 @contextmanager
@@ -155,16 +158,16 @@ def make_view_atomic(handler: BaseHandler, view: Callable[..., Any]) -> Callable
     exempt: set[str] = getattr(view, "_non_atomic_requests", set())
     atomic = (alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"])
     aliases = [alias for alias in atomic if alias not in exempt]
-    if not aliases or iscoroutinefunction(view) or not takes_locks(view):
+    if not aliases or iscoroutinefunction(view) or not locks_within(view):
         return _make_view_atomic(handler, view)
 
     @wraps(view)
     def in_transactions(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        lock = innermost(view, request.method)
-        if lock is None:
+        locks = locks_taken(view, request.method)
+        if not locks:
             with _opened(aliases):
                 return view(request, *args, **kwargs)
-        setattr(request, LEFT, (lock, aliases))
+        setattr(request, LEFT, (locks[-1], aliases))
         return view(request, *args, **kwargs)
 
     in_transactions._non_atomic_requests = {*exempt, *aliases}  # type: ignore[attr-defined]

@@ -485,7 +485,9 @@ def test_open_transaction_is_refused_before_the_lock_is_taken(leases):
         transaction.rollback()
         transaction.set_autocommit(True)
 
-    assert "ATOMIC_REQUESTS, use @locked_view instead, or @transaction.non_atomic_requests" in str(caught.value)
+    assert "use @locked_view instead, or mark what the URL leads to (of a class, dispatch()) with @trans" in str(
+        caught.value
+    )
     assert "in a migration, set atomic = False" in str(caught.value)
     assert leases == []
 

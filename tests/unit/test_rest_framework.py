@@ -22,6 +22,7 @@ from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.generics import UpdateAPIView
 from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
 from rest_framework.test import APIClient, APIRequestFactory
 from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet, ViewSet
@@ -431,6 +432,74 @@ def test_class_whose_lock_no_request_takes_is_found_by_a_check(settings):
     found = [each.msg for each in run_checks(tags=["urls"]) if each.id == "redlock.W014"]
 
     assert ["Reads never locks" in each for each in found] == [True, False]
+
+
+class OneAction(ViewSet):
+    def list(self, request): ...
+
+    @action(detail=True, methods=["post"])
+    @locked_view("order:{pk}")
+    def pay(self, request, pk): ...
+
+
+class OneMethod(ViewSet):
+    def create(self, request): ...
+
+    @locked_view("order:{pk}")
+    def update(self, request, pk): ...
+
+
+@locked_view("user")
+class WholeSet(ViewSet):
+    def update(self, request, pk): ...
+
+    @action(detail=False)
+    def me(self, request): ...
+
+
+@locked_view("user")
+class Base(ViewSet): ...
+
+
+class Reads(Base):
+    def list(self, request): ...
+
+
+class Writes(Base):
+    def create(self, request): ...
+
+
+@pytest.mark.parametrize("views", [[OneAction], [OneMethod], [WholeSet], [Reads, Writes]])
+def test_lock_that_requests_to_another_url_take_is_no_finding(settings, views):
+    """A ViewSet has several URLs, and its subclasses have more: a lock is of use if a request to one takes it."""
+    router = SimpleRouter()
+    for number, view in enumerate(views):
+        router.register(f"orders-{number}", view, basename=f"order-{number}")
+    settings.ROOT_URLCONF = tuple(router.urls)
+
+    assert [each.msg for each in run_checks(tags=["urls"])] == []
+
+
+def test_forgotten_key_is_found_whatever_is_around_the_decorator(settings):
+    """The decorators of the framework fail with the remedy; a method is found by the check and by the first request."""
+    for around in (api_view(["POST"]), action(detail=True, methods=["post"])):
+        with pytest.raises(AttributeError, match="@locked_view needs a key in parentheses"):
+            around(locked_view(lambda request, pk: Response()))
+
+    class Pay(APIView):
+        authentication_classes = permission_classes = ()
+
+        @locked_view
+        def post(self, request): ...
+
+    class Orders(ViewSet):
+        @locked_view
+        def update(self, request, pk): ...
+
+    settings.ROOT_URLCONF = (path("pay/", Pay.as_view()), path("orders/", Orders.as_view({"put": "update"})))
+    assert [each.id for each in run_checks(tags=["urls"])] == ["redlock.E012", "redlock.E012"]
+    with pytest.raises(TypeError, match="needs a key in parentheses"):
+        Pay.as_view()(APIRequestFactory().post("/"))
 
 
 # Errors

@@ -20,6 +20,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.signals import lock_acquired
@@ -46,19 +47,23 @@ def without_key(request):
     return HttpResponse()
 
 
-urlpatterns = [path("", include(([path("pay/", without_key), path("sound/", pay)], "shop")))]
+class WithoutKey(View):
+    @locked_view  # type: ignore[arg-type]
+    def post(self, request):
+        return HttpResponse()
 
 
-@override_settings(ROOT_URLCONF=__name__)
-def test_decorator_without_a_key_is_found_before_the_first_request(client):
+@pytest.mark.parametrize("view", [without_key, csrf_exempt(without_key), WithoutKey.as_view()])
+def test_decorator_without_a_key_is_found_before_the_first_request(client, settings, view):
     """The function is taken for the key; the check says so, and so does the first request."""
+    settings.ROOT_URLCONF = (path("", include(([path("pay/", view), path("sound/", pay)], "shop"))),)
     [message] = run_checks(tags=["urls"])
 
     assert message.id == "redlock.E012"
     assert "'pay/'" in message.msg
     assert "needs a key in parentheses" in message.hint
     with pytest.raises(TypeError, match="needs a key in parentheses"):
-        client.get("/pay/")
+        client.post("/pay/")
 
 
 def name_of(key, request=None, **kwargs):
