@@ -388,6 +388,7 @@ class Row(NamedTuple):
         waiters: The waiters in the order of their turns, as far as the survey asked for them.
         waiting: How many callers wait for the lock, if the survey asked about waiters.
         sharers: How many holders share the lock, if the survey asked about waiters.
+        odd: The keys of the lock that are of another type, if the survey asked about waiters; each in full.
     """
 
     slug: str
@@ -397,6 +398,7 @@ class Row(NamedTuple):
     waiters: tuple[str, ...] = ()
     waiting: int = 0
     sharers: int = 0
+    odd: tuple[str, ...] = ()
 
 
 class Extended(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from django.db.models import TextChoices
@@ -20,6 +21,7 @@ from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of each text that describes a holder
+MAX_ODD = 20  # keys of another type that one sentence names
 MAX_SHOWN = 250  # characters of a name; names of this library are shorter
 NO_STRING = fingerprint("")  # of a key that has no string value
 
@@ -175,6 +177,31 @@ class Waiting:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid} #{self.number}"
+
+
+class OddKey(NamedTuple):
+    """
+    A key of a lock that another program wrote as one of another type, so that the node grants nobody this lock.
+
+    Args:
+        slug: The form of the lock's name in the keys.
+        node: The node's display name.
+        key: The key, in full.
+    """
+
+    slug: str
+    node: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The lock's name; a very long one is cut short."""
+        return name_of(self.slug)
+
+    @property
+    def deletion(self) -> str:
+        """The command of a Redis server that deletes the key."""
+        return f"DEL {printable(self.key)}"
 
 
 class LockReport(NamedTuple):
@@ -342,6 +369,7 @@ class Snapshot:
         rules: The rules of the alias.
         total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
+        wrong_type: The keys of another type under the names of these locks, and of locks that somebody could not take.
         notes: The notes of singleton tasks on the nodes, in the form of locks; nobody holds or waits for these.
     """
 
@@ -353,6 +381,7 @@ class Snapshot:
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_type: tuple[OddKey, ...] = ()
     notes: tuple[LockReport, ...] = ()
 
     def parted(self) -> "Snapshot":
@@ -395,6 +424,21 @@ class Snapshot:
     def spare(self) -> int:
         """How many more nodes may fail; negative if too few may vote."""
         return sum(node.votes for node in self.nodes) - self.rules.needed
+
+    @property
+    def odd_keys(self) -> str:
+        """What to do about keys of another type, in words; empty if there are none."""
+        if not self.wrong_type:
+            return ""
+        nodes: dict[str, list[str]] = {}
+        for key in self.wrong_type:
+            nodes.setdefault(key.deletion, []).append(key.node)
+        keys = "; ".join(f"{deletion} ({', '.join(where)})" for deletion, where in islice(nodes.items(), MAX_ODD))
+        more = " …" if len(nodes) > MAX_ODD else ""
+        return _(
+            "Another program wrote keys of another type. Until they are deleted, these nodes give no vote on the "
+            "locks: %(keys)s"
+        ) % {"keys": keys + more}
 
     @property
     def trouble(self) -> str:

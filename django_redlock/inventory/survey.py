@@ -30,7 +30,19 @@ from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
-from .model import LAST_SECOND, NO_STRING, Life, LockReport, NodeStatus, Snapshot, State, View, Waiting, owner_of
+from .model import (
+    LAST_SECOND,
+    NO_STRING,
+    Life,
+    LockReport,
+    NodeStatus,
+    OddKey,
+    Snapshot,
+    State,
+    View,
+    Waiting,
+    owner_of,
+)
 
 PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -175,6 +187,7 @@ class Poll:
         self.silent: dict[int, str] = {}  # the nodes that did not answer, and why
         self.complete = True  # whether no lock is left out
         self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
+        self._odd: dict[tuple[int, str], str] = {}  # by node and key, the slug of the lock that the key keeps from all
         self._waiters = waiters
         # Each row with the times of the request and of the reply.
         self._rows: defaultdict[str, dict[int, tuple[Row, float, float]]] = defaultdict(dict)
@@ -266,6 +279,11 @@ class Poll:
                 slug: tuple(manager.nodes[index].name for index in sorted(indexes))
                 for slug, indexes in self.absurd.items()
             },
+            wrong_type=tuple(
+                OddKey(slug, manager.nodes[index].name, key)
+                for (index, key), slug in sorted(self._odd.items())
+                if index not in self.silent
+            ),
         )
 
     def _status(self, index: int) -> NodeStatus:
@@ -387,6 +405,8 @@ class Poll:
             if not trusted and is_absurd(row.fence, reply.time):
                 self.absurd[slug].add(node)
                 row = row._replace(fence=0)
+            for key in row.odd:
+                self._odd.setdefault((node, key), slug)  # a queue belongs to several permits
             if row.left != ABSENT:
                 lasting.add(slug)
             filed[slug][node] = (row, sent, now)

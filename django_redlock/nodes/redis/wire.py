@@ -458,6 +458,7 @@ EXPECTED: dict[type[Request], frozenset[Kind]] = {
 }
 
 LONGEST_NUMBER = 16  # digits of 2^53
+LONGEST_KEYS = 5000  # characters of the keys of one lock
 
 
 def parse_reply(raw: Any) -> Reply:
@@ -514,8 +515,16 @@ def parse_survey(parts: list[str]) -> Reply:
     if queues:
         parsed = tuple(
             [
-                Row(*row[:4], tuple(names.split(" ")) if names else (), whole(str(count)), whole(str(sharers)))
-                for row, count, names, sharers in zip(parsed, queues[::3], queues[1::3], queues[2::3], strict=True)
+                Row(
+                    *row[:4],
+                    tuple(names.split(" ")) if names else (),
+                    whole(str(count)),
+                    whole(str(sharers)),
+                    odd_keys(odd) if odd else (),
+                )
+                for row, count, names, sharers, odd in zip(
+                    parsed, queues[::4], queues[1::4], queues[2::4], queues[3::4], strict=True
+                )
             ]
         )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
@@ -565,6 +574,13 @@ def whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
         raise ValueError("no number")
     return int(text)
+
+
+def odd_keys(keys: Any) -> tuple[str, ...]:
+    """Return the keys of one lock that are of another type."""
+    if not isinstance(keys, list) or len(keys) > len("hfqsr") or len("".join(keys)) > LONGEST_KEYS:
+        raise ValueError("no keys of a lock")
+    return tuple(keys)
 
 
 def texts(column: list[Any]) -> list[str]:

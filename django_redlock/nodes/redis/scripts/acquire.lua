@@ -36,7 +36,23 @@ if not plain then cancelled = call('GET', tombstone) end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is not free
 local handed = adopt ~= '' and cancelled == 'superseded' -- by the holder that has replaced this one
-for i = 1, names do
+
+-- A key of another program, without expiry or of another type, keeps the name from everybody, so listings must show it, for an
+-- hour after the last attempt.
+local function note(i, how)
+  redis.pcall('ZADD', index, how, '+inf', sub(KEYS[h + i], #prefix + 1, -3))
+  local left = redis.pcall('PTTL', index)
+  if type(left) == 'number' and left < 3600000 then redis.pcall('PEXPIRE', index, 3600000) end
+end
+
+local function noting(step, i)
+  local ok, problem = pcall(step, i)
+  if ok then return end
+  if not string.find(type(problem) == 'table' and problem.err or problem, 'NOPERM') then note(i, 'NX') end
+  error(problem, 0)
+end
+
+local function look(i)
   local current, fence
   if plain then
     current, fence = strings[2 + i], strings[2 + names + i]
@@ -50,7 +66,7 @@ for i = 1, names do
   handed = handed and owner == adopt
   if owner and not ours and not (shared and owner == SHARED) then
     local pttl = call('PTTL', KEYS[h + i])
-    if pttl == -1 then endless[#endless + 1] = sub(KEYS[h + i], #prefix + 1, -3) end
+    if pttl == -1 then endless[#endless + 1] = i end
     if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
     busy = busy or sub(current, 33)
     stop = stop or i
@@ -83,12 +99,10 @@ for i = 1, names do
     end
   end
 end
+
+for i = 1, names do noting(look, i) end
 if cancelled and not handed then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end
--- Another program wrote a key without expiry. It blocks the name for ever, so listings must show it.
-for _, slug in ipairs(endless) do
-  call('ZADD', index, '+inf', slug)
-  if call('PTTL', index) < ttl then call('PEXPIRE', index, ttl) end
-end
+for _, i in ipairs(endless) do note(i, 'CH') end
 if busy or queued then
   local position = -1
   if waiter ~= '' then
@@ -106,7 +120,8 @@ if busy or queued then
           end
         end
       elseif call('ZCARD', queue) < 1000 or call('ZSCORE', queue, waiter) then
-        call('ZADD', enrolments, now_ms + enrolment, waiter) -- first, because it has not been read before
+        -- first, because it has not been read before
+        noting(function() call('ZADD', enrolments, now_ms + enrolment, waiter) end, i)
         call('PEXPIRE', enrolments, 2 * enrolment)
         call('ZADD', queue, 'NX', since, waiter)
         call('PEXPIRE', queue, 2 * enrolment)

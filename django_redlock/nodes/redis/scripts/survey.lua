@@ -7,7 +7,7 @@
 --       ('' does not even count them, nor sharers), then slugs
 local SHARED = 'shared--------------------------'
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
-local LONGEST_TEXT, CUT = 1000000, 1000
+local LONGEST_TEXT, LONGEST_OURS, CUT = 1000000, 500, 1000
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -35,29 +35,42 @@ if size > 0 then
   end
 end
 
--- How many members of a sorted set have not expired; the others died, or gave up without a release. A key of another
--- type has no members.
+-- How many members of a sorted set have not expired; the others died, or gave up without a release. Without the right to look,
+-- there are none.
 local function alive(key)
   local first = redis.pcall('ZRANGEBYSCORE', key, '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
   return first and redis.call('ZCARD', key) - redis.call('ZRANK', key, first) or 0
 end
 
-local function waiters(slug, held)
-  local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
-  local count, listed = alive(base .. ':s'), {}
-  if count > 0 and held and left > 0 then
-    for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, 2 * left - 1)) do
-      local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', base .. ':s', waiter)
+-- How many callers wait for a lock, the first of them, how many holders share it, and which of its keys are of another type.
+-- Most locks have no other keys than the two that have been read: one command finds that out.
+local function around(slug, value, fence, pttl)
+  local base, odd = prefix .. (string.match(slug, '^(.+)#%d+$') or slug), {}
+  local queue, enrolments, sharers, counter = base .. ':q', base .. ':s', prefix .. slug .. ':r', prefix .. slug .. ':f'
+  if not value and pttl ~= -2 then odd[1] = prefix .. slug .. ':h' end
+  local others = redis.pcall('EXISTS', queue, enrolments, sharers, not fence and counter or sharers)
+  if type(others) ~= 'number' or others == 0 then return 0, '', 0, odd end
+  if not fence and redis.call('EXISTS', counter) == 1 then odd[#odd + 1] = counter end
+  local sets, listed = {}, {}
+  for _, key in ipairs({queue, enrolments, sharers}) do
+    local reply = redis.pcall('ZCARD', key)
+    sets[key] = type(reply) == 'number'
+    if not sets[key] and string.find(reply.err, 'WRONGTYPE') then odd[#odd + 1] = key end
+  end
+  local count = sets[enrolments] and alive(enrolments) or 0
+  if count > 0 and value and value ~= '' and left > 0 and sets[queue] then
+    for _, waiter in ipairs(redis.call('ZRANGE', queue, 0, 2 * left - 1)) do
+      local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', enrolments, waiter)
       if ends and tonumber(ends) > now_ms then
         listed[#listed + 1], left = waiter, left - 1
       end
     end
   end
-  return count, table.concat(listed, ' ')
+  local several = sets[sharers] and string.sub(value or '', 1, 32) == SHARED
+  return count, table.concat(listed, ' '), several and alive(sharers) or 0, odd
 end
 
--- One command for all values, because the number of commands costs most. A key of another type counts
--- as an empty one.
+-- One command for all values, because the number of commands costs most. The value of a key of another type is empty.
 local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
@@ -72,10 +85,12 @@ for i, slug in ipairs(slugs) do
   local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
   if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
   if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count
-  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
+  local pttl = redis.call('PTTL', keys[2 * i - 1])
+  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, pttl, fence
   if left then
-    lines[3 * i - 2], lines[3 * i - 1] = waiters(slug, value ~= '')
-    lines[3 * i] = string.sub(value, 1, 32) == SHARED and alive(prefix .. slug .. ':r') or 0
+    local count, listed, several, odd = around(slug, values[2 * i - 1], values[2 * i], pttl)
+    lines[at - 3], lines[at - 2], lines[at - 1] = count, listed, several
+    lines[at] = #odd > 0 and #slug <= LONGEST_OURS and odd or ''
   end
 end
 -- A node can answer and yet take no lock: it is full, or has lost its disk, its replicas or a right. So try the commands that a
