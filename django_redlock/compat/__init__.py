@@ -195,7 +195,8 @@ class BaseLock:
         except LockError as error:
             if self.raise_on_release_error and not body_failed:
                 raise
-            if lease is None or lease.reason in (EndReason.RELEASED, EndReason.FORKED):  # else the log has the loss
+            told = lease and not lease.hold.late and lease.reason not in (EndReason.RELEASED, EndReason.FORKED)
+            if not told:  # the log does not have the loss yet
                 log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
 
     async def _acquire(self, slot: Slot, wait: float | None, token: str | bytes | None) -> bool:

@@ -215,12 +215,12 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Release the lock, and return the outcome on the nodes.
 
-        ``released``: the lock was held until now. ``expired``: the lease had ended. ``taken``: another owner has it.
+        ``released``: the lock was held until then. ``expired``: the lease had ended. ``taken``: another owner has it.
         ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest. ``held``:
-        the lock was entered more than once, and is still held. The call never raises for a lock that is gone, and may
-        be repeated. If a node misses the release, the release is redelivered in the background until the lease would
-        have ended. If a connection breaks with the release in flight, blocking code notices that when it uses the nodes
-        again.
+        the lock was entered more than once, and is still held. The call never raises for a lock that is gone, and a
+        second call returns the outcome of the first. If a node misses the release, the release is redelivered in the
+        background until the lease would have ended. If a connection breaks with the release in flight, blocking code
+        notices that when it uses the nodes again.
 
         Args:
             wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
@@ -236,7 +236,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         try:
             round = hold.begin_release(wait or process.ends or uses_gevent())
             if round is None:
-                return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
+                return Outcome.UNKNOWN if hold.forked else hold.outcome
             if hold.ended is not EndReason.RELEASED:
                 self._report()
             known = True
@@ -263,7 +263,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         try:
             round = hold.begin_release(wait)
             if round is None:
-                return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
+                return Outcome.UNKNOWN if hold.forked else hold.outcome
             if hold.ended is not EndReason.RELEASED:
                 self._report()
             known = True
@@ -293,10 +293,10 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold.by_hand += 1
-        over = self.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
+        over = self.hold.ended is EndReason.RELEASED  # the body released the lock
         outcome = Outcome.RELEASED if over else release_at_end(self)
         if outcome in LOST:
-            raise_loss(self, outcome, body_failed=kind is not None)
+            raise_loss(self, body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
         self._begin_block()
@@ -309,7 +309,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         over = self.hold.ended is EndReason.RELEASED
         outcome = Outcome.RELEASED if over else await arelease_at_end(self)
         if outcome in LOST:
-            raise_loss(self, outcome, body_failed=kind is not None)
+            raise_loss(self, body_failed=kind is not None)
 
     def watch(self) -> None:
         """Have the watchdog look at the lease again, which may be due earlier than it was (internal)."""
@@ -337,12 +337,20 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def _ended(self, round: Round) -> Outcome:
         hold = self.hold
+        released = hold.ended is EndReason.RELEASED
         outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
             hold.note_successor(round.replies)
-        if hold.ended is EndReason.RELEASED:
+        elif not released:
+            outcome = Outcome.EXPIRED
+        elif outcome is Outcome.EXPIRED and hold.abandoned:  # the release in the background came first
+            outcome = Outcome.RELEASED
+        hold.outcome = outcome
+        if released:
+            if outcome in LOST:
+                hold.release_came_too_late(outcome)
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
-        return outcome if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN else Outcome.EXPIRED
+        return outcome
 
     def _report(self) -> None:
         """
@@ -458,15 +466,14 @@ async def arelease_at_end(lease: Lease) -> Outcome:
     return await lease.arelease(wait=lease.hold.waits_at_end)
 
 
-def raise_loss(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
+def raise_loss(lease: Lease, body_failed: bool) -> None:
     """
     Raise the loss at the end of a block, unless the body raised: then its exception counts.
 
     Raises:
-        LockLostError: By the *outcome* of the release, the lock had been lost.
+        LockLostError: The lock had been lost, as the outcome of its release shows.
     """
     if not body_failed:
-        lease.hold.release_came_too_late(outcome)
         raise loss_of(lease)
 
 
@@ -474,6 +481,7 @@ def passed_on(lease: Lease) -> None:
     """End the lease without a release, because the caller had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold
     if hold.end(EndReason.RELEASED, hold.clock()):
+        hold.outcome = Outcome.RELEASED
         hold.keeper.notify("lock_released", lease=lease, outcome=Outcome.RELEASED)
 
 
@@ -542,7 +550,9 @@ class LeaseHold(HoldState):
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
         self._sends = wanted.sends
         self._pid = process.pid
-        self._abandoned = False  # whether the release was left to the background
+        self.abandoned = False  # whether the release was left to the background
+        self.outcome = Outcome.UNKNOWN  # of the release
+        self.late = False  # whether only the release showed that the lock had been lost
         self._cleanup: Round | None = None  # the round that releases the lock
 
     @property
@@ -577,8 +587,9 @@ class LeaseHold(HoldState):
         return self.next_event(self.renewed)
 
     def release_came_too_late(self, outcome: Outcome) -> None:
-        """Correct the reason ``released``; the caller logs or raises the loss, so nothing is left to report."""
+        """Correct the reason ``released``; the caller logs, raises or returns the loss, so nothing else reports it."""
         self.report_at = NEVER  # first: the watchdog may look at any moment
+        self.late = True
         super().release_came_too_late(outcome)
 
     # Used by fences
@@ -614,12 +625,12 @@ class LeaseHold(HoldState):
         End the hold before the first byte of its release is sent, and return the round that releases it.
 
         Return None in a fork, or if the lock was released, unless that was left to the background: then this release
-        is sent as well, so that the caller can wait for it.
+        is sent as well, so that the caller can wait for it. The outcome is then known, or unknown for good.
 
         Args:
             wait: Whether to wait for the replies.
         """
-        if self.forked or (self.ended is EndReason.RELEASED and not self._abandoned):
+        if self.forked or self.late or (self.ended is EndReason.RELEASED and not self.abandoned):
             return None
         now = self.clock()
         if self.check(now):
@@ -650,7 +661,7 @@ class LeaseHold(HoldState):
         self.depth -= 1
         if self.depth > 0:
             return
-        self._abandoned = True  # first: a thread that sees the end must see this as well
+        self.abandoned = True  # first: a thread that sees the end must see this as well
         self.end(EndReason.RELEASED, self.clock())
         self.release_later()
 
@@ -670,8 +681,7 @@ def log_loss_with(lease: Lease, logger: Callable[[Lease], object]) -> None:
 
 def note_late_loss(lease: Lease, outcome: Outcome) -> None:
     """Log a loss that only the *outcome* of the release shows, where no block raises it."""
-    if outcome in LOST and lease.hold.ended is EndReason.RELEASED:
-        lease.hold.release_came_too_late(outcome)
+    if outcome in LOST and lease.hold.late:
         lease._logger(lease)
 
 

@@ -221,7 +221,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         finally:
             self._threads.leave(block)
         if outcome in LOST:
-            raise_loss(lease, outcome, body_failed=kind is not None)
+            raise_loss(lease, body_failed=kind is not None)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         return self._aenter(*entering(self))
@@ -268,7 +268,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         finally:
             self._tasks.leave(block)
         if outcome in LOST:
-            raise_loss(lease, outcome, body_failed=kind is not None and not interrupted)
+            raise_loss(lease, body_failed=kind is not None and not interrupted)
 
     if TYPE_CHECKING:
 

@@ -168,6 +168,7 @@ class Run(Chore):
         self.outer = _current.get()  # the run that made this call, on a backend that runs each call at once
         self._life: Lease | None = None
         self._over = False  # whether the body has ended, or will not begin
+        self._outcome = Outcome.EXPIRED  # of freeing the slot
         self._closed = False  # whether nobody can take the row for that of a dead process any more
         self._is_reaped = hasattr(row, "db_result")
         self._since = -inf  # until the body begins
@@ -308,11 +309,10 @@ class Run(Chore):
     def give_up(self) -> str:
         """Free the slot, at the end or though the body goes on; return the outcome."""
         lease, self.lease = self.lease, None
-        if lease is None:
-            return Outcome.EXPIRED
-        outcome = lease.release()  # not sent: whoever sees the result finds the slot free
-        note_late_loss(lease, outcome)
-        return outcome
+        if lease is not None:
+            self._outcome = lease.release()  # not sent: whoever sees the result finds the slot free
+            note_late_loss(lease, self._outcome)
+        return self._outcome
 
     def close(self) -> None:
         """Show no longer that a process has the row."""

@@ -191,7 +191,7 @@ def test_run_knows_its_slot():
     """A coroutine and a task with Django's context have it, and may give it up; a direct call has none."""
     assert jobs.later.enqueue(1).return_value == [1, True]
     assert not jobs.later.singleton.is_locked(1)
-    assert jobs.attempt.enqueue(1).return_value == [1, 1, ["released", "expired"], True]
+    assert jobs.attempt.enqueue(1).return_value == [1, 1, ["released", "released"], True]
     assert not jobs.attempt.singleton.is_locked(1)
     assert jobs.nested.enqueue(2).return_value == [True, False, False]  # which calls itself with its context
     with lock("task:tests.unit.tasks.jobs.report:day=1"):
