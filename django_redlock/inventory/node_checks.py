@@ -239,6 +239,8 @@ WRITES = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write
 def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if not node.info or not rules.guards_restarts or node.name in rules.durable:
         return
+    if any(finding.level is Level.ERROR for finding in _role(node, rules)):
+        return  # such a node records nothing, and would not vote if it did
     if node.age is None:
         yield warning(
             "no-age",

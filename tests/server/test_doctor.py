@@ -134,8 +134,10 @@ def test_replica(nodes, three):
             client.replicaof("127.0.0.1", nodes[1].port)
             wait_until(lambda: client.info("replication")["master_link_status"] == "up")
         findings = found([replica.url, *three[1:]])
+        guarded = found([replica.url, *three[1:]], {"node_timeout": 1.0})
 
     assert ids(findings) == {"replica": "error", "has-replicas": "note"}  # and no trial, which fails for that reason
+    assert {finding.id for finding in guarded if finding.node == findings[0].node} == {"replica"}
     assert "REPLICAOF NO ONE" in only(findings, "replica").remedy
 
 
