@@ -168,15 +168,18 @@ class Waiting:
         pid: The process id on that host.
         number: The waiter's number within its process.
         nodes: How many nodes have the waiter in their queue.
+        label: The work that waits, as ``label=`` of the lock gives it; empty if it does not.
     """
 
     host: str
     pid: int
     number: int
     nodes: int
+    label: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.pid} #{self.number}"
+        where = f"{self.host}:{self.pid} #{self.number}"
+        return f"{self.label} on {where}" if self.label else where
 
 
 class OddKey(NamedTuple):
@@ -222,6 +225,7 @@ class LockReport(NamedTuple):
         views: The view of each node of the alias, in the order of the settings.
         waiters: The first hundred waiters, in the order of their turns. Only known if the query named this lock alone.
         waiting: How many callers wait, by the node that knows of the most.
+        waiting_since: When the first waiter began to wait, in seconds since the epoch on its clock; 0 if nobody waits.
         life: The state of the holder's process; only queried when nobody extends the lock, or when it lasts too long.
         sharers: How many holders share the lock, by a quorum of nodes; 0 if one process holds it alone, or if the
             number is unknown.
@@ -239,6 +243,7 @@ class LockReport(NamedTuple):
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
+    waiting_since: float = 0.0
     life: Life = Life.UNKNOWN
     sharers: int = 0
 

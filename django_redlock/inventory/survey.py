@@ -32,6 +32,7 @@ from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from .model import (
     LAST_SECOND,
+    MAX_TEXT,
     NO_STRING,
     Life,
     LockReport,
@@ -457,6 +458,7 @@ class Poll:
             self._views(slug, tally),
             waiters,
             max(len(waiters), *[row.waiting for row in rows]),
+            min([row.since for row in rows if row.since], default=0) / 1e6,
             sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
         )
 
@@ -548,8 +550,12 @@ def in_turn(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
 
 
 def _waiting(name: str, nodes: int) -> Waiting:
-    """Parse a waiter's name, ``host:pid.random|number``; accept any text, because anybody can write to a node."""
-    process, _, number = name.rpartition("|")
+    """Parse a waiter's name, ``host:pid.random|number|label``; accept any text, because anybody can write to a node."""
+    process, _, rest = name.partition("|")
+    number, _, label = rest.partition("|")
     host, _, rest = process.rpartition(":")
     pid = rest.partition(".")[0]
-    return Waiting(host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes)
+    label = label.replace("\u00a0", " ")[:MAX_TEXT]
+    return Waiting(
+        host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes, label
+    )

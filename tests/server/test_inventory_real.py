@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -134,6 +136,31 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
             assert found().waiters[0].pid == second.pid
             lease.release()
             wait_until_held(second)
+
+
+def test_a_waiter_shows_its_label(five):
+    """A waiter is shown with its label, whatever is in it, and with the time at which the first one began to wait."""
+    label, lease = "nightly | import 7: \u4e00\n" + "\U0001f512" * 200, taken(ttl=60)
+    started = time.time()
+    threads = [
+        threading.Thread(target=lambda how=how: lock("orders:7", wait=60, **how).acquire().release())
+        for how in ({"label": label}, {})
+    ]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda number=number: len(found().waiters) == number)
+    first, second = found().waiters
+    said, listed = run("redlock_inspect", "orders:7")[0], held_locks().locks[0]
+    document = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+    lease.release()
+    for thread in threads:
+        thread.join()
+
+    assert first.label.startswith("nightly | import 7: \u4e00 \U0001f512\U0001f512")
+    assert (second.label, str(second)) == ("", f"{second.host}:{os.getpid()} #{second.number}")
+    assert "  1. nightly | import 7: \u4e00 " in said
+    assert [waiter["label"] for waiter in document["lock"]["waiters"]] == [first.label, ""]
+    assert listed.waiting_since == pytest.approx(started, abs=20)
 
 
 def wait_for(five: Servers, number: int, *names: str) -> None:

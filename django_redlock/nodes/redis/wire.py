@@ -516,14 +516,18 @@ def parse_survey(parts: list[str]) -> Reply:
         parsed = tuple(
             [
                 Row(
-                    *row[:4],
+                    row.slug,
+                    row.value,
+                    row.left,
+                    row.fence,
                     tuple(names.split(" ")) if names else (),
                     whole(str(count)),
                     whole(str(sharers)),
+                    whole(str(since)),
                     odd_keys(odd) if odd else (),
                 )
-                for row, count, names, sharers, odd in zip(
-                    parsed, queues[::4], queues[1::4], queues[2::4], queues[3::4], strict=True
+                for row, count, names, sharers, since, odd in zip(
+                    parsed, queues[::5], queues[1::5], queues[2::5], queues[3::5], queues[4::5], strict=True
                 )
             ]
         )
