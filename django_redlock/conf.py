@@ -25,6 +25,15 @@ ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
+# What part of a scheme shows that a URL has the form of another package, and what to write here.
+OTHER_FORMS = {
+    "sentinel": f"write a dict for Sentinel, such as {SENTINEL_EXAMPLE}",
+    **dict.fromkeys(("socket", "unix"), "write the path of the socket: 'unix:///run/redis.sock?db=2'"),
+    **dict.fromkeys(("tls", "ssl"), "write, for TLS, 'rediss://lock-1:6379'"),
+    **dict.fromkeys(
+        ("postgres", "mysql", "mariadb", "sqlite"), "write 'database://default', with the alias in DATABASES"
+    ),
+}
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
 # What CACHES and other packages call one of these keys.
 OTHER_NAMES = {
@@ -238,11 +247,11 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
     if scheme not in KINDS:
-        advice = "write, for example, 'redis://lock-1:6379'"
-        if "sentinel" in scheme:
-            advice = f"write a dict for Sentinel, such as {SENTINEL_EXAMPLE}"
-        elif (near := nearest(scheme, KINDS)) != ".":
-            advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
+        advice = next((advice for part, advice in OTHER_FORMS.items() if part in scheme), "")
+        if not advice:
+            advice = "write, for example, 'redis://lock-1:6379'"
+            if (near := nearest(scheme, KINDS)) != ".":
+                advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
         raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; {advice}.")
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .proxy import FaultProxy
-    from .reset import ResetLocksMixin, reset_locks
+    from .reset import ResetLocksMixin, memory_nodes, reset_locks
     from .servers import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
     from .simulation import OverlapError, Simulation
 
@@ -24,13 +24,14 @@ __all__ = [
     "Servers",
     "Simulation",
     "find_server",
+    "memory_nodes",
     "reset_locks",
     "start_servers",
 ]
 
 _HOMES = {
     ".proxy": ("FaultProxy",),
-    ".reset": ("ResetLocksMixin", "reset_locks"),
+    ".reset": ("ResetLocksMixin", "memory_nodes", "reset_locks"),
     ".servers": ("Server", "ServerNotFoundError", "ServerStartError", "Servers", "find_server", "start_servers"),
     ".simulation": ("OverlapError", "Simulation"),
 }

@@ -1,7 +1,10 @@
-"""Empty the in-memory nodes for every test (internal)."""
+"""The in-memory nodes of tests, and how every test finds them empty (internal)."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..nodes.memory import MemoryNode
 
 
 def reset_locks() -> None:
@@ -17,6 +20,26 @@ def reset_locks() -> None:
 
         locks.reset()
         forget_taken()
+
+
+def memory_nodes(using: str = "default") -> "list[MemoryNode]":
+    """
+    Return the in-memory nodes of an alias, which fail on command.
+
+    Args:
+        using: The alias in ``REDLOCK``.
+
+    Raises:
+        ValueError: The alias has none.
+        InvalidRedlockError: The alias cannot be used.
+    """
+    from ..handler import locks  # only here, because it needs Django
+    from ..nodes.memory import MemoryNode
+
+    found = [node for node in locks[using].nodes if isinstance(node, MemoryNode)]
+    if not found:
+        raise ValueError(f"REDLOCK[{using!r}] has no in-memory nodes; in tests, write NODES = ['memory://a', ...].")
+    return found
 
 
 class ResetLocksMixin:

@@ -32,6 +32,7 @@ from django_redlock import (
 )
 from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
 from django_redlock.middleware import locked_paths
+from django_redlock.testing import Simulation, memory_nodes
 from tests.shop.models import Order, Pallet
 
 
@@ -301,6 +302,15 @@ def refresh_context(context: TaskContext[Any, Any], shop: int) -> int:
 
 @of_django.singleton_task(on_duplicate="skip", on_unavailable={"enqueue": "raise", "run": "fail"}, backend="b")
 async def refresh_later(shop: int) -> None: ...
+
+
+def testing() -> None:
+    node = memory_nodes("default")[0]
+    node.down = node.silent = node.deaf = True
+    node.store.skew = 5
+    simulated = Simulation().nodes[0]
+    simulated.down = simulated.silent = simulated.deaf = True
+    simulated.step_clock(3600)
 
 
 async def enqueueing() -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
-from django_redlock import Lease, lock
-from django_redlock.testing import ResetLocksMixin, reset_locks
+from django_redlock import Lease, QuorumUnavailableError, lock
+from django_redlock.testing import ResetLocksMixin, memory_nodes, reset_locks
 
 kept: list[Any] = []
 
@@ -20,6 +21,17 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("reentrant", reentrant=True).acquire())
     assert kept[-1].release() == "released"
     kept.append(lock("taken", wait=0).acquire())
+
+
+def test_nodes_in_memory_fail_on_command():
+    """A test gets the nodes in memory of an alias, and is told what to write if there are none."""
+    with override_settings(REDLOCK={"default": {"NODES": ["memory://x"]}, "real": {"NODES": ["redis://127.0.0.1:1"]}}):
+        (node,) = memory_nodes()
+        node.down = True
+        with pytest.raises(QuorumUnavailableError, match="x: refused"):
+            lock("a", wait=0).acquire()
+        with pytest.raises(ValueError, match=r"REDLOCK\['real'\] has no in-memory nodes; in tests, write NODES = "):
+            memory_nodes("real")
 
 
 class TestAround:

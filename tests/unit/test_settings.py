@@ -96,6 +96,13 @@ NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
     (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .*; did you mean 'redis\+cluster'\? Write"),
     (["redis+sentinel://a/m"], "redlock.E003", r"write a dict for Sentinel, .*'SERVICE_NAME': 'mymaster'"),
+    (
+        [f"redis+socket://:{SECRET}@/run/redis.sock?virtual_host=2"],
+        "redlock.E003",
+        r"; write the path of the socket: 'unix:///run/redis\.sock\?db=2'\.$",
+    ),
+    (["rediss+tls://a"], "redlock.E003", r"; write, for TLS, 'rediss://lock-1:6379'\.$"),
+    (["postgresql://a/b"], "redlock.E003", r"; write 'database://default', with the alias in DATABASES\.$"),
     ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
     ([{"URL": "redis://a", "OPTIONS": {"db": SECRET}}], "redlock.E003", "its option db is not a number"),
     ([{"URL": "redis://a", "OPTIONS": {"port": SECRET}}], "redlock.E003", r"refuses its options \(ValueError\)"),
