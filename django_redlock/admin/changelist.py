@@ -180,7 +180,8 @@ class Banner:
         """The severity, as one of the admin's message classes."""
         if self.snapshot is None or not self.is_known:
             return "error"
-        return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
+        sound = self.snapshot.complete and not (self.snapshot.trouble or self.snapshot.wrong_type)
+        return "success" if sound else "warning"
 
 
 def banners(chosen: str | None = None, also: Iterable[str] = ()) -> Iterator[Banner]:

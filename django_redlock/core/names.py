@@ -36,6 +36,7 @@ GOES_ON = "goes on"  # the state of the note about a message that is done, and w
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
 SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
+MAX_WORD = 200  # bytes of a label in the name of a waiter
 MAX_REF = 1000  # characters; programs compare refs with those they know, so a real ref must not be cut
 MAX_STATE = 40  # characters
 MAX_HOST = 255  # characters
@@ -214,6 +215,13 @@ def _start(host: str, pid: int, kind: str, label: str, state: str) -> str:
     fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]}
     fields |= {"state": state[:MAX_STATE]} if state else {}
     return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
+
+
+@lru_cache(maxsize=1024)
+def in_one_word(label: str) -> str:
+    """Return a label without blanks, which separate the waiters in a node's reply, and short enough for a queue."""
+    word = re.sub(r"\s", "\u00a0", label[:MAX_LABEL]).encode(errors="replace")
+    return word[:MAX_WORD].decode(errors="ignore")
 
 
 def counted(value: str, extensions: int) -> str:

@@ -400,6 +400,9 @@ class Row(NamedTuple):
         waiters: The waiters in the order of their turns, as far as the survey asked for them.
         waiting: How many callers wait for the lock, if the survey asked about waiters.
         sharers: How many holders share the lock, if the survey asked about waiters.
+        since: When the first waiter began to wait, in microseconds since the epoch on its clock; 0 if nobody waits, or
+            the survey did not ask about waiters.
+        odd: The keys of the lock that are of another type, if the survey asked about waiters; each in full.
     """
 
     slug: str
@@ -409,6 +412,8 @@ class Row(NamedTuple):
     waiters: tuple[str, ...] = ()
     waiting: int = 0
     sharers: int = 0
+    since: int = 0
+    odd: tuple[str, ...] = ()
 
 
 class Extended(NamedTuple):

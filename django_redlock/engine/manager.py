@@ -489,7 +489,8 @@ class Acquirer:
         if driver.pid != process.pid:
             driver.notice_fork()
         notifications = driver.notifications
-        acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
+        name = notifications.waiters.new_name(wanted.owner.label) if wanted.wait != 0 else ""
+        acquisition = self.acquisition(wanted, name)
         waiter = acquisition.waiter
         try:
             if waiter.name:
@@ -526,7 +527,8 @@ class Acquirer:
         manager, driver = self._manager, self._driver
         instant, pause = manager.runtime.instant, manager.runtime.asleep
         notifications = driver.loop_side().notifications
-        acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
+        name = notifications.waiters.new_name(wanted.owner.label) if wanted.wait != 0 else ""
+        acquisition = self.acquisition(wanted, name)
         waiter = acquisition.waiter
         try:
             if waiter.name:

@@ -20,6 +20,7 @@ from math import ceil
 from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
+from ..core.names import in_one_word
 from ..core.protocol import Failure
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
@@ -394,9 +395,10 @@ class Waiters(Generic[Event]):
         self._expected: dict[str, Waiter] = {}
         self._waiting: dict[str, tuple[Waiter, Event]] = {}
 
-    def new_name(self) -> str:
-        """Return a name for one more waiter."""
-        return f"{self.process}|{next(self._numbers)}"
+    def new_name(self, label: str = "") -> str:
+        """Return a name for one more waiter, with the *label* of its work, for people."""
+        name = f"{self.process}|{next(self._numbers)}"
+        return f"{name}|{in_one_word(label)}" if label else name
 
     @property
     def notified(self) -> bool:

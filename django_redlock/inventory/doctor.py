@@ -22,8 +22,8 @@ from ..exceptions import RedlockError, printable
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import held_locks
-from .model import name_of
+from . import held_locks, stale_keys
+from .model import Staleness, name_of
 from .node_checks import CHECKS, Finding, Level, error, severity, warning
 
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
@@ -74,7 +74,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         ),
         *_duplicates(inspected),
         *_clocks(inspected),
-        *_tokens(using),
+        *_keys(using),
     ]
     explained = {finding.node for finding in found if finding.level is Level.ERROR}
     found += [finding for finding in _trials(manager, inspected, timeout) if finding.node not in explained]
@@ -140,9 +140,25 @@ def _clocks(inspected: list[Inspection]) -> Iterator[Finding]:
         )
 
 
-def _tokens(alias: str) -> Iterator[Finding]:
-    """Yield the nodes that give no vote on a lock because of its fencing token."""
-    for slug, nodes in sorted(held_locks(alias).absurd.items()):
+def _keys(alias: str) -> Iterator[Finding]:
+    """Yield the keys that other programs wrote, and that keep a lock from everybody or cost it a vote."""
+    snapshot = held_locks(alias)
+    for odd in snapshot.wrong_type:
+        yield error(
+            "wrong-type",
+            f"Its key {printable(odd.key)} is of another type: it gives no vote on the lock {printable(odd.name)!r}.",
+            f"{odd.deletion} on this node; find out what wrote it, and give the locks a user of their own.",
+            odd.node,
+        )
+    named = {odd.slug for odd in snapshot.wrong_type}
+    for key in stale_keys(snapshot):
+        if key.reason not in (Staleness.ABSURD, Staleness.RESIDUE) and key.lock.slug not in named:
+            yield warning(
+                "stale-key",
+                f"The lock {printable(key.lock.name)!r} has a stale key on {', '.join(key.nodes)}: {key.reason.label}.",
+                f"manage.py redlock_clear --using {alias}; find out what wrote the key.",
+            )
+    for slug, nodes in sorted(snapshot.absurd.items()):
         name = printable(name_of(slug))
         for node in nodes:
             yield error(

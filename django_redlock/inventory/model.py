@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from django.db.models import TextChoices
@@ -20,6 +21,7 @@ from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of each text that describes a holder
+MAX_ODD = 20  # keys of another type that one sentence names
 MAX_SHOWN = 250  # characters of a name; names of this library are shorter
 NO_STRING = fingerprint("")  # of a key that has no string value
 
@@ -166,15 +168,43 @@ class Waiting:
         pid: The process id on that host.
         number: The waiter's number within its process.
         nodes: How many nodes have the waiter in their queue.
+        label: The work that waits, as ``label=`` of the lock gives it; empty if it does not.
     """
 
     host: str
     pid: int
     number: int
     nodes: int
+    label: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.pid} #{self.number}"
+        where = f"{self.host}:{self.pid} #{self.number}"
+        return f"{self.label} on {where}" if self.label else where
+
+
+class OddKey(NamedTuple):
+    """
+    A key of a lock that another program wrote as one of another type, so that the node grants nobody this lock.
+
+    Args:
+        slug: The form of the lock's name in the keys.
+        node: The node's display name.
+        key: The key, in full.
+    """
+
+    slug: str
+    node: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The lock's name; a very long one is cut short."""
+        return name_of(self.slug)
+
+    @property
+    def deletion(self) -> str:
+        """The command of a Redis server that deletes the key."""
+        return f"DEL {printable(self.key)}"
 
 
 class LockReport(NamedTuple):
@@ -195,6 +225,7 @@ class LockReport(NamedTuple):
         views: The view of each node of the alias, in the order of the settings.
         waiters: The first hundred waiters, in the order of their turns. Only known if the query named this lock alone.
         waiting: How many callers wait, by the node that knows of the most.
+        waiting_since: When the first waiter began to wait, in seconds since the epoch on its clock; 0 if nobody waits.
         life: The state of the holder's process; only queried when nobody extends the lock, or when it lasts too long.
         sharers: How many holders share the lock, by a quorum of nodes; 0 if one process holds it alone, or if the
             number is unknown.
@@ -212,6 +243,7 @@ class LockReport(NamedTuple):
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
+    waiting_since: float = 0.0
     life: Life = Life.UNKNOWN
     sharers: int = 0
 
@@ -342,6 +374,7 @@ class Snapshot:
         rules: The rules of the alias.
         total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
+        wrong_type: The keys of another type under the names of these locks, and of locks that somebody could not take.
         notes: The notes of singleton tasks on the nodes, in the form of locks; nobody holds or waits for these.
     """
 
@@ -353,6 +386,7 @@ class Snapshot:
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_type: tuple[OddKey, ...] = ()
     notes: tuple[LockReport, ...] = ()
 
     def parted(self) -> "Snapshot":
@@ -395,6 +429,21 @@ class Snapshot:
     def spare(self) -> int:
         """How many more nodes may fail; negative if too few may vote."""
         return sum(node.votes for node in self.nodes) - self.rules.needed
+
+    @property
+    def odd_keys(self) -> str:
+        """What to do about keys of another type, in words; empty if there are none."""
+        if not self.wrong_type:
+            return ""
+        nodes: dict[str, list[str]] = {}
+        for key in self.wrong_type:
+            nodes.setdefault(key.deletion, []).append(key.node)
+        keys = "; ".join(f"{deletion} ({', '.join(where)})" for deletion, where in islice(nodes.items(), MAX_ODD))
+        more = " …" if len(nodes) > MAX_ODD else ""
+        return _(
+            "Another program wrote keys of another type. Until they are deleted, these nodes give no vote on the "
+            "locks: %(keys)s"
+        ) % {"keys": keys + more}
 
     @property
     def trouble(self) -> str:

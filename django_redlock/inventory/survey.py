@@ -30,7 +30,20 @@ from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
-from .model import LAST_SECOND, NO_STRING, Life, LockReport, NodeStatus, Snapshot, State, View, Waiting, owner_of
+from .model import (
+    LAST_SECOND,
+    MAX_TEXT,
+    NO_STRING,
+    Life,
+    LockReport,
+    NodeStatus,
+    OddKey,
+    Snapshot,
+    State,
+    View,
+    Waiting,
+    owner_of,
+)
 
 PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -175,6 +188,7 @@ class Poll:
         self.silent: dict[int, str] = {}  # the nodes that did not answer, and why
         self.complete = True  # whether no lock is left out
         self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
+        self._odd: dict[tuple[int, str], str] = {}  # by node and key, the slug of the lock that the key keeps from all
         self._waiters = waiters
         # Each row with the times of the request and of the reply.
         self._rows: defaultdict[str, dict[int, tuple[Row, float, float]]] = defaultdict(dict)
@@ -266,6 +280,11 @@ class Poll:
                 slug: tuple(manager.nodes[index].name for index in sorted(indexes))
                 for slug, indexes in self.absurd.items()
             },
+            wrong_type=tuple(
+                OddKey(slug, manager.nodes[index].name, key)
+                for (index, key), slug in sorted(self._odd.items())
+                if index not in self.silent
+            ),
         )
 
     def _status(self, index: int) -> NodeStatus:
@@ -387,6 +406,8 @@ class Poll:
             if not trusted and is_absurd(row.fence, reply.time):
                 self.absurd[slug].add(node)
                 row = row._replace(fence=0)
+            for key in row.odd:
+                self._odd.setdefault((node, key), slug)  # a queue belongs to several permits
             if row.left != ABSENT:
                 lasting.add(slug)
             filed[slug][node] = (row, sent, now)
@@ -437,6 +458,7 @@ class Poll:
             self._views(slug, tally),
             waiters,
             max(len(waiters), *[row.waiting for row in rows]),
+            min([row.since for row in rows if row.since], default=0) / 1e6,
             sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
         )
 
@@ -528,8 +550,12 @@ def in_turn(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
 
 
 def _waiting(name: str, nodes: int) -> Waiting:
-    """Parse a waiter's name, ``host:pid.random|number``; accept any text, because anybody can write to a node."""
-    process, _, number = name.rpartition("|")
+    """Parse a waiter's name, ``host:pid.random|number|label``; accept any text, because anybody can write to a node."""
+    process, _, rest = name.partition("|")
+    number, _, label = rest.partition("|")
     host, _, rest = process.rpartition(":")
     pid = rest.partition(".")[0]
-    return Waiting(host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes)
+    label = label.replace("\u00a0", " ")[:MAX_TEXT]
+    return Waiting(
+        host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes, label
+    )

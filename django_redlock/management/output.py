@@ -137,6 +137,8 @@ class OperatorCommand(BaseCommand):
         if snapshot.cut_short:
             text = "The list may lack locks. It has those that end first, and up to 50 that never end."
             self.stderr.write(text, self.style.WARNING)
+        if snapshot.wrong_type:
+            self.stderr.write(snapshot.odd_keys, self.style.WARNING)
         if not snapshot.has_quorum:
             raise CommandError(f"Too few nodes answer to say {unknown}.", returncode=NO_QUORUM)
 

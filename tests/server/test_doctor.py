@@ -14,6 +14,7 @@ import redis
 from django.test import override_settings
 from redis.credentials import CredentialProvider
 
+from django_redlock import LockTakenError, lock
 from django_redlock.checks import check_deployment
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
@@ -304,6 +305,25 @@ def test_trial(nodes, three):
 
     assert ids(findings) == {"trial": "error"}
     assert "WRONGTYPE" in findings[0].text
+
+
+def test_stale_keys(nodes, three):
+    """A key that keeps a lock from everybody is found, although a lock of the doctor's own can be taken."""
+    with override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": OPEN}}):
+        for server in nodes[:3]:
+            with server.client() as client:
+                client.set("redlock:{orders:7}:h", "locked by another program")
+        with pytest.raises(LockTakenError):
+            lock("orders:7", wait=0).acquire()
+
+    finding = only(found(three), "stale-key")
+
+    assert "'orders:7'" in finding.text
+    assert "redlock_clear" in finding.remedy
+    for server in nodes[:3]:
+        with server.client() as client:
+            client.delete("redlock:{orders:7}:h")
+    assert ids(found(three)) == {}
 
 
 # The command

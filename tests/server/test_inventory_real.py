@@ -1,8 +1,13 @@
 """Every state, and every kind of stale key, produced on real servers; and the operator's actions."""
 
 import asyncio
+import json
+import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from html import unescape
 
 import pytest
 from django.core.management import call_command
@@ -17,8 +22,9 @@ from django_redlock.inventory import (
     force_release,
     held_locks,
 )
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.testing import Servers
-from tests.held import found
+from tests.held import LIST, client_of, found, run
 from tests.holder import holding, wait_until_held
 from tests.managers import on_each
 from tests.waiting import wait_until
@@ -130,6 +136,31 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
             assert found().waiters[0].pid == second.pid
             lease.release()
             wait_until_held(second)
+
+
+def test_a_waiter_shows_its_label(five):
+    """A waiter is shown with its label, whatever is in it, and with the time at which the first one began to wait."""
+    label, lease = "nightly | import 7: \u4e00\n" + "\U0001f512" * 200, taken(ttl=60)
+    started = time.time()
+    threads = [
+        threading.Thread(target=lambda how=how: lock("orders:7", wait=60, **how).acquire().release())
+        for how in ({"label": label}, {})
+    ]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda number=number: len(found().waiters) == number)
+    first, second = found().waiters
+    said, listed = run("redlock_inspect", "orders:7")[0], held_locks().locks[0]
+    document = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+    lease.release()
+    for thread in threads:
+        thread.join()
+
+    assert first.label.startswith("nightly | import 7: \u4e00 \U0001f512\U0001f512")
+    assert (second.label, str(second)) == ("", f"{second.host}:{os.getpid()} #{second.number}")
+    assert "  1. nightly | import 7: \u4e00 " in said
+    assert [waiter["label"] for waiter in document["lock"]["waiters"]] == [first.label, ""]
+    assert listed.waiting_since == pytest.approx(started, abs=20)
 
 
 def wait_for(five: Servers, number: int, *names: str) -> None:
@@ -290,6 +321,36 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     assert found("orders:7").fencing_token > 0
     assert {found(f"odd:{place}").fencing_token for place in range(8)} <= {0, 3}
     assert (found("odd:0").state, found("odd:1").fencing_token, found("q").waiters) == (State.DEGRADED, 0, ())
+
+
+@pytest.mark.parametrize("kind", ["h", "f", "q", "s", "r"])
+def test_keys_of_another_type_are_named(five, db, kind):
+    """While the lock is listed, list, page and doctor name the lock, the node and the key, until it is gone."""
+    key, how = f"redlock:{{orders:7}}:{kind}", {"shared": True} if kind == "r" else {}
+    lease = taken(**how)
+    with five[0].client() as client:
+        client.delete(key)
+        client.rpush(key, "x")
+    # A waiter joins the queue, which needs most of these keys; it gets the lock if the other nodes grant it.
+    with suppress(LockTakenError):
+        taken(wait=0.5, **how).release()
+
+    listed = run("redlock_list")
+    findings = [finding for finding in diagnose().findings if finding.id == "wrong-type"]
+
+    place = held_locks().nodes[0].name
+    assert f"DEL {key} ({place})" in listed[1]
+    assert json.loads(run("redlock_list", "--format=json")[0])["wrong_type"] == [
+        {"name": "orders:7", "node": place, "key": key}
+    ]
+    assert f"DEL {key} ({place})" in run("redlock_inspect", "orders:7")[1]
+    assert f"DEL {key} ({place})" in unescape(client_of("view_heldlock").get(LIST).content.decode())
+    assert [(finding.node, finding.level) for finding in findings] == [(place, "error")]
+    assert ("'orders:7'" in findings[0].text, f"DEL {key}" in findings[0].remedy) == (True, True)
+    with five[0].client() as client:
+        client.delete(key)
+    assert ("DEL" in run("redlock_list")[1], held_locks().wrong_type) == (False, ())
+    lease.release()
 
 
 @pytest.mark.parametrize(

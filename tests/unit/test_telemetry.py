@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from django_redlock.contrib.telemetry import template
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import find_lock, force_release
 from django_redlock.testing import Servers
+from tests.waiting import wait_until
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="needs prometheus-client")
 pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
@@ -144,6 +146,33 @@ def test_a_prometheus_scrape(three, registry):
     assert values['redlock_node_up{alias="default",node="lock-3"}'] == 0
     assert values['redlock_spare_nodes{alias="default"}'] == 0
     assert "orders:7" not in text
+
+
+def test_a_scrape_shows_who_still_waits(three, registry):
+    """The gauge has the longest wait by template, also for permits; without waiters, it is absent."""
+
+    def waiting() -> dict[str, float]:
+        metrics = {metric.name: metric for metric in registry.collect()}
+        return {sample.labels["lock"]: sample.value for sample in metrics["redlock_waiting_seconds"].samples}
+
+    holders = [lock("orders:7").acquire(), *(lock("reports:1", limit=2).acquire() for _ in range(2))]
+    holders.append(lock("free").acquire())
+    threads = [
+        threading.Thread(target=lambda name=name, how=how: lock(name, wait=60, **how).acquire().release())
+        for name, how in (("orders:7", {}), ("reports:1", {"limit": 2}))
+    ]
+    assert waiting() == {}
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(waiting()) == 2)
+    shown = waiting()
+    for lease in holders:
+        lease.release()
+    for thread in threads:
+        thread.join()
+
+    assert (shown.keys(), min(shown.values()) > 0, max(shown.values()) < 60) == ({"orders:*", "reports:*"}, True, True)
+    assert waiting() == {}
 
 
 def test_an_alias_in_trouble_hides_nothing(three, registry):

@@ -7,9 +7,11 @@ Prometheus scrapes, so they are correct in every process, even in one that holds
 
 from collections import Counter as Count
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 from ...conf import InvalidRedlockError
+from ...core.names import queue_of
 from ...core.protocol import EndReason, Outcome
 from ...exceptions import missing_extra
 from ...handler import locks
@@ -46,11 +48,14 @@ class NodesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Query the nodes of every alias."""
         from ...inventory import State, held_locks  # only here: Django's apps must be ready
+        from ...inventory.model import name_of
 
         held = GaugeMetricFamily("redlock_held_locks", "Locks held now, by state.", labels=["alias", "state"])
         up = GaugeMetricFamily("redlock_node_up", "Whether a node answers.", labels=["alias", "node"])
         votes = GaugeMetricFamily("redlock_node_votes", "Whether a node may vote.", labels=["alias", "node"])
         spare = GaugeMetricFamily("redlock_spare_nodes", "How many nodes may still fail.", labels=["alias"])
+        text = "How long the first caller in the queue has been waiting; absent if nobody waits."
+        waiting = GaugeMetricFamily("redlock_waiting_seconds", text, labels=["alias", "lock"])
         listed = GaugeMetricFamily("redlock_listing_complete", "Whether all locks were counted.", labels=["alias"])
         try:
             aliases = list(locks)
@@ -65,13 +70,21 @@ class NodesCollector(Collector):
             counts = Count(lock.state.value for lock in snapshot.locks)
             for state in State.values if snapshot.has_quorum else ():  # without a quorum, unknown is not 0
                 held.add_metric([alias, state], counts[state])
+            longest: Count[str] = Count()
+            for lock in snapshot.locks:
+                if lock.waiting_since:
+                    name = self._labels.of(name_of(queue_of(lock.slug) or lock.slug))
+                    longest[name] = max(longest[name], ceil(snapshot.taken - lock.waiting_since))
+            for name, seconds in longest.items():
+                waiting.add_metric([alias, name], seconds)
             for node in snapshot.nodes:
                 up.add_metric([alias, node.name], node.answered)
                 votes.add_metric([alias, node.name], node.votes)
             spare.add_metric([alias], snapshot.spare)
             listed.add_metric([alias], snapshot.complete and snapshot.has_quorum)
         text = "How often a lock was labelled *: too many names."
-        yield from (held, up, votes, spare, listed, GaugeMetricFamily("redlock_unlabelled", text, self._labels.rest))
+        unlabelled = GaugeMetricFamily("redlock_unlabelled", text, self._labels.rest)
+        yield from (held, waiting, up, votes, spare, listed, unlabelled)
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:

@@ -407,15 +407,16 @@ class NodeState:
             named: How many waiters the earlier rows list.
         """
         records, now = self.records, self._now
-        waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
+        queue = records.queues.get(queue_of(slug) or slug, NOBODY)
+        waiting = queue.waiting(now)
         held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
         names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
         count = 0 if asked is None else len(waiting)
         shared = asked is not None and records.owner(slug, now) == SHARED
         sharers = len(records.sharers(slug, now)) if shared else 0
-        return Row(
-            slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers
-        )
+        since = queue.stamps[waiting[0]] if count else 0
+        fence = min(records.fence(slug, now), HIGHEST + 1)
+        return Row(slug, held, records.left(slug, now), fence, names, count, sharers, since)
 
 
 def shared_value(request: Acquire | Term) -> str:

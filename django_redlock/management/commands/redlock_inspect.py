@@ -143,7 +143,9 @@ def document(snapshot: Snapshot, name: str) -> str:
         {
             **entry(lock),
             "waiting": lock.waiting,
-            "waiters": [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters],
+            "waiters": [
+                {"host": each.host, "pid": each.pid, "label": each.label, "nodes": each.nodes} for each in lock.waiters
+            ],
             "stale": [{"reason": key.reason.value, "nodes": key.nodes} for key in stale if key.lock is lock],
         }
         for lock in snapshot.locks

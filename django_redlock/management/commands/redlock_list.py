@@ -101,6 +101,7 @@ def document(snapshot: Snapshot, locks: list[LockReport]) -> str:
             },
             "nodes": [asdict(node) for node in snapshot.nodes],
             "locks": [entry(lock) for lock in locks],
+            "wrong_type": [{"name": each.name, "node": each.node, "key": each.key} for each in snapshot.wrong_type],
         },
         indent=2,
     )

@@ -465,6 +465,7 @@ EXPECTED: dict[type[Request], frozenset[Kind]] = {
 }
 
 LONGEST_NUMBER = 16  # digits of 2^53
+LONGEST_KEYS = 5000  # characters of the keys of one lock
 
 
 def parse_reply(raw: Any) -> Reply:
@@ -521,8 +522,20 @@ def parse_survey(parts: list[str]) -> Reply:
     if queues:
         parsed = tuple(
             [
-                Row(*row[:4], tuple(names.split(" ")) if names else (), whole(str(count)), whole(str(sharers)))
-                for row, count, names, sharers in zip(parsed, queues[::3], queues[1::3], queues[2::3], strict=True)
+                Row(
+                    row.slug,
+                    row.value,
+                    row.left,
+                    row.fence,
+                    tuple(names.split(" ")) if names else (),
+                    whole(str(count)),
+                    whole(str(sharers)),
+                    whole(str(since)),
+                    odd_keys(odd) if odd else (),
+                )
+                for row, count, names, sharers, since, odd in zip(
+                    parsed, queues[::5], queues[1::5], queues[2::5], queues[3::5], queues[4::5], strict=True
+                )
             ]
         )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
@@ -572,6 +585,13 @@ def whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
         raise ValueError("no number")
     return int(text)
+
+
+def odd_keys(keys: Any) -> tuple[str, ...]:
+    """Return the keys of one lock that are of another type."""
+    if not isinstance(keys, list) or len(keys) > len("hfqsr") or len("".join(keys)) > LONGEST_KEYS:
+        raise ValueError("no keys of a lock")
+    return tuple(keys)
 
 
 def texts(column: list[Any]) -> list[str]:

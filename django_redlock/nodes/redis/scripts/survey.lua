@@ -7,7 +7,8 @@
 --       ('' does not even count them, nor sharers), then slugs
 local SHARED = 'shared--------------------------'
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
-local LONGEST_TEXT, CUT = 1000000, 1000
+local LONGEST_TEXT, LONGEST_OURS, CUT = 1000000, 500, 1000
+local FEW = 10 -- waiters among which one that is alive is looked for
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -35,29 +36,49 @@ if size > 0 then
   end
 end
 
--- How many members of a sorted set have not expired; the others died, or gave up without a release. A key of another
--- type has no members.
+-- How many members of a sorted set have not expired; the others died, or gave up without a release. Without the right to look,
+-- there are none.
 local function alive(key)
   local first = redis.pcall('ZRANGEBYSCORE', key, '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
   return first and redis.call('ZCARD', key) - redis.call('ZRANK', key, first) or 0
 end
 
-local function waiters(slug, held)
-  local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
-  local count, listed = alive(base .. ':s'), {}
-  if count > 0 and held and left > 0 then
-    for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, 2 * left - 1)) do
-      local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', base .. ':s', waiter)
-      if ends and tonumber(ends) > now_ms then
-        listed[#listed + 1], left = waiter, left - 1
+-- How many callers wait for a lock, the first of them and since when it waits, how many holders share the lock, and which of
+-- its keys are of another type.
+-- Most locks have no other keys than the two that have been read: one command finds that out.
+local function around(slug, value, fence, pttl)
+  local base, odd = prefix .. (string.match(slug, '^(.+)#%d+$') or slug), {}
+  local queue, enrolments, sharers, counter = base .. ':q', base .. ':s', prefix .. slug .. ':r', prefix .. slug .. ':f'
+  if not value and pttl ~= -2 then odd[1] = prefix .. slug .. ':h' end
+  local others = redis.pcall('EXISTS', queue, enrolments, sharers, not fence and counter or sharers)
+  if type(others) ~= 'number' or others == 0 then return 0, '', 0, '0', odd end
+  if not fence and redis.call('EXISTS', counter) == 1 then odd[#odd + 1] = counter end
+  local sets, listed, since = {}, {}, nil
+  for _, key in ipairs({queue, enrolments, sharers}) do
+    local reply = redis.pcall('ZCARD', key)
+    sets[key] = type(reply) == 'number'
+    if not sets[key] and string.find(reply.err, 'WRONGTYPE') then odd[#odd + 1] = key end
+  end
+  local count = sets[enrolments] and alive(enrolments) or 0
+  if count > 0 and sets[queue] then
+    local named = value and value ~= ''
+    local members = redis.pcall('ZRANGE', queue, 0, math.max(named and 2 * left or 0, FEW) - 1, 'WITHSCORES')
+    for at = 1, #members, 2 do
+      local waiter, stamp = members[at], members[at + 1]
+      local wanted = #waiter <= LONGEST_WAITER and (not since or named and left > 0)
+      local ends = wanted and redis.pcall('ZSCORE', enrolments, waiter)
+      if type(ends) == 'string' and tonumber(ends) > now_ms then
+        local began = tonumber(stamp)
+        since = since or (began >= 0 and began <= 9007199254740991 and string.format('%.0f', began) or '0')
+        if named and left > 0 then listed[#listed + 1], left = waiter, left - 1 end
       end
     end
   end
-  return count, table.concat(listed, ' ')
+  local several = sets[sharers] and string.sub(value or '', 1, 32) == SHARED
+  return count, table.concat(listed, ' '), several and alive(sharers) or 0, since or '0', odd
 end
 
--- One command for all values, because the number of commands costs most. A key of another type counts
--- as an empty one.
+-- One command for all values, because the number of commands costs most. The value of a key of another type is empty.
 local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
@@ -72,10 +93,12 @@ for i, slug in ipairs(slugs) do
   local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
   if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
   if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count
-  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
+  local pttl = redis.call('PTTL', keys[2 * i - 1])
+  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, pttl, fence
   if left then
-    lines[3 * i - 2], lines[3 * i - 1] = waiters(slug, value ~= '')
-    lines[3 * i] = string.sub(value, 1, 32) == SHARED and alive(prefix .. slug .. ':r') or 0
+    local count, listed, several, since, odd = around(slug, values[2 * i - 1], values[2 * i], pttl)
+    lines[5 * i - 4], lines[5 * i - 3], lines[5 * i - 2], lines[5 * i - 1] = count, listed, several, since
+    lines[5 * i] = #odd > 0 and #slug <= LONGEST_OURS and odd or ''
   end
 end
 -- A node can answer and yet take no lock: it is full, or has lost its disk, its replicas or a right. So try the commands that a
