@@ -330,13 +330,14 @@ def test_key_of_another_type(nodes, three):
     """A key of a lock that another program wrote as a list is found on the one node that has it, with its deletion."""
     with nodes[0].client() as client, override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": OPEN}}):
         client.rpush("redlock:{orders:7}:h", "x")
-        lock("orders:7", wait=0).acquire().release()
+        lease = lock("orders:7", wait=0).acquire()
 
     findings = found(three)
 
     assert ids(findings) == {"wrong-type": "error"}
     assert only(findings, "wrong-type").node.endswith(str(nodes[0].port))
     assert "DEL redlock:{orders:7}:h" in only(findings, "wrong-type").remedy
+    lease.release()
 
 
 # The command

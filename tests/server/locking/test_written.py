@@ -33,7 +33,7 @@ versions ignore it; then say so in CHANGELOG.md.
 VARYING = [
     (rf"^(?!{SHARED})[0-9a-f]{{32}}", "<secret>"),
     (r"^\d{16}$", "<token>"),
-    (r"^[^|{]+\|\d+$", "<waiter>"),
+    (r"^[^|{]+\|\d+(?=\||$)", "<waiter>"),
     (r'"(host|process)":"[^"]+"', r'"\1":"<\1>"'),
     (r'"pid":\d+', '"pid":<pid>'),
     (r'"since":[\d.]+', '"since":<seconds>'),
