@@ -536,8 +536,8 @@ def _digest(text: str) -> str:
 def _find_path(names: list[str], call: ViewCall) -> tuple[object, ...]:
     if names[0] not in call.values:
         close = get_close_matches(names[0], call.values, n=1)
-        there_is = f"but {close[0]!r}" if close else f"only {', '.join(call.values)}"
-        raise MissingError(f"there is no {names[0]!r}, {there_is}")
+        others = f", but {close[0]!r}" if close else f", only {', '.join(call.kwargs)}" if call.kwargs else ""
+        raise MissingError(f"there is no {names[0]!r}{others}")
     try:
         value = call.values[names[0]]
         for name in names[1:]:

@@ -753,7 +753,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
                     f"needs the argument {name!r}, and the pattern has {', '.join(sorted(arguments)) or 'none'}."
                 )
                 hint = "Name an argument that each of these URLs has, or decorate only the methods that have this one."
-                messages[text] = Warning(text, hint=hint, id="redlock.W015")
+                messages.setdefault(f"{named} {name}", Warning(text, hint=hint, id="redlock.W015"))  # of many URLs, one
         within[named] = within.get(named, ()) + locks_within(view)
     for named, own in within.items():  # a class may have several URLs, and subclasses that have more
         if own and not any(each in taken for each in own):

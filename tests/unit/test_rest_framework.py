@@ -495,6 +495,8 @@ class ByName(ViewSet):
 
     def update(self, request, name): ...
 
+    def partial_update(self, request, name): ...
+
 
 @pytest.mark.parametrize(
     ("prefix", "view", "found"),
@@ -507,7 +509,7 @@ class ByName(ViewSet):
     ],
 )
 def test_url_without_an_argument_of_the_key_is_found_by_a_check(settings, prefix, view, found):
-    """A request to such a URL would fail, as that of create() does if the key has the primary key."""
+    """Its requests would fail, as those of create() do if the key has the primary key; one warning is enough."""
     router = SimpleRouter()
     router.register(prefix, view, basename="order")
     settings.ROOT_URLCONF = (path("", include(router.urls)),)
