@@ -514,7 +514,7 @@ def test_url_without_an_argument_of_the_key_is_found_by_a_check(settings, prefix
     router.register(prefix, view, basename="order")
     settings.ROOT_URLCONF = (path("", include(router.urls)),)
 
-    messages = [each.msg for each in run_checks(tags=["urls"])]
+    messages = [each.msg for each in run_checks(tags=["urls"]) if each.id == "redlock.W015"]
 
     assert len(messages) == len(found)
     for message, (pattern, method) in zip(messages, found, strict=True):
