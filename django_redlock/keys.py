@@ -351,6 +351,8 @@ class _Field:
 
     written: str
     find: Callable[[ViewCall], tuple[object, ...]]
+    argument: str = ""
+    """The argument of the view in which the values are; empty if they are elsewhere, or nobody knows."""
 
 
 class ViewKey:
@@ -436,7 +438,8 @@ class ViewKey:
             raise self._error(f"{source!r} must say which, such as '{source}:{SOURCES_OF[source].example}'")
         if source == "kwarg":
             self._check_root(argument, text)
-        return [_Field(repr(text), partial(SOURCES_OF[source].find, argument))]
+        own = argument if source == "kwarg" else ""
+        return [_Field(repr(text), partial(SOURCES_OF[source].find, argument), own)]
 
     def _read_template(self, text: str) -> list[str | _Field]:
         parts: list[str | _Field] = []
@@ -458,7 +461,7 @@ class ViewKey:
                 "no calls, indexes, formats, or names that begin with an underscore"
             )
         self._check_root(names[0], f"{{{path}}}")
-        return _Field(f"{{{path}}}", partial(_find_path, names))
+        return _Field(f"{{{path}}}", partial(_find_path, names), names[0])
 
     def _check_root(self, name: str, written: str) -> None:
         if name == "request" or name in self._names or self._open:
@@ -495,6 +498,12 @@ class ViewKey:
         return f"@{self.decorator} on {self._view}, key {self._key!r}: {what}."
 
 
+def arguments_of(key: Key[...]) -> set[str]:
+    """Return the arguments of a view, besides the request, that a valid key of it needs, as far as the key shows."""
+    parts = ViewKey("", key, signature(lambda request, **others: None))._parts
+    return {part.argument for part in parts if isinstance(part, _Field)} - {"", "request"}
+
+
 def text_of(value: object) -> str:
     """Return the text of a value if the text identifies it completely; otherwise raise MissingError."""
     if isinstance(value, Enum):
@@ -527,7 +536,8 @@ def _digest(text: str) -> str:
 def _find_path(names: list[str], call: ViewCall) -> tuple[object, ...]:
     if names[0] not in call.values:
         close = get_close_matches(names[0], call.values, n=1)
-        raise MissingError(f"there is no {names[0]!r}, but {close[0]!r}" if close else f"there is no {names[0]!r}")
+        others = f", but {close[0]!r}" if close else f", only {', '.join(call.kwargs)}" if call.kwargs else ""
+        raise MissingError(f"there is no {names[0]!r}{others}")
     try:
         value = call.values[names[0]]
         for name in names[1:]:

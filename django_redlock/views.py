@@ -50,7 +50,7 @@ from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
 from .handler import in_transaction, lock, locks
-from .keys import P, ViewCall, ViewKey
+from .keys import P, ViewCall, ViewKey, arguments_of
 from .routers import reads_pinned
 
 if TYPE_CHECKING:  # it is long; so the reference shows its name
@@ -724,7 +724,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
     messages: dict[str, CheckMessage] = {}
     within: dict[str, tuple[RequestLock, ...]] = {}
     taken: list[RequestLock] = []
-    for pattern in _patterns(get_resolver()):
+    for pattern, arguments in _patterns(get_resolver()):
         view = pattern.callback
         owner = class_of(view)
         handlers = {*METHODS, *(getattr(view, "actions", None) or {}).values()}
@@ -743,7 +743,17 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
             decorated = f"the class {owner.__name__}" if name == "dispatch" else f"{owner.__name__}.{name}()"
             messages[text] = Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
         methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
-        taken += (each for method in methods for each in locks_taken(view, method.upper()))
+        for method in (each.upper() for each in methods):
+            own = locks_taken(view, method)
+            taken += own
+            needed = set[str]() if _is_positional(pattern) else _needed(view, owner, method, own)
+            for name in sorted(needed - arguments):
+                text = (
+                    f"{method} to the URL pattern {str(pattern.pattern)!r} fails: the key of @locked_view on {named} "
+                    f"needs the argument {name!r}, and the pattern has {', '.join(sorted(arguments)) or 'none'}."
+                )
+                hint = "Name an argument that each of these URLs has, or decorate only the methods that have this one."
+                messages.setdefault(f"{named} {name}", Warning(text, hint=hint, id="redlock.W015"))  # of many URLs, one
         within[named] = within.get(named, ()) + locks_within(view)
     for named, own in within.items():  # a class may have several URLs, and subclasses that have more
         if own and not any(each in taken for each in own):
@@ -761,9 +771,26 @@ def _hidden(view: Any, owner: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, base) for base in owner.__mro__ if locks_of(vars(base).get(name)))
 
 
-def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
+def _is_positional(pattern: URLPattern) -> bool:
+    """Return whether a pattern passes arguments without names, so that only the view knows them."""
+    regex = pattern.pattern.regex
+    return bool(regex.groups > len(regex.groupindex))
+
+
+def _needed(view: Any, owner: Any, method: str, locks: Iterable[RequestLock]) -> set[str]:
+    """Return the arguments that a request must have for its locks; a default of the method that handles it will do."""
+    handler = getattr(owner, handler_of(owner, getattr(view, "actions", None), method), None)
+    parameters = inspect.signature(handler).parameters.values() if handler else ()
+    defaults = {each.name for each in parameters if each.default is not each.empty}
+    return {name for lock in locks if isinstance(lock, Options) for name in arguments_of(lock.key)} - defaults
+
+
+def _patterns(resolver: URLResolver, outer: frozenset[str] = frozenset()) -> Iterator[tuple[URLPattern, set[str]]]:
+    """Yield all patterns of the URLs, each with the names of the arguments that it passes to its view."""
     for pattern in resolver.url_patterns:
+        own = pattern.default_kwargs if isinstance(pattern, URLResolver) else pattern.default_args
+        arguments = outer | {*pattern.pattern.regex.groupindex, *own}
         if isinstance(pattern, URLResolver):
-            yield from _patterns(pattern)
+            yield from _patterns(pattern, arguments)
         else:
-            yield pattern
+            yield pattern, {*arguments}

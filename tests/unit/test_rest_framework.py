@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.urls import path
+from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
@@ -478,6 +478,69 @@ def test_lock_that_requests_to_another_url_take_is_no_finding(settings, views):
     settings.ROOT_URLCONF = tuple(router.urls)
 
     assert [each.msg for each in run_checks(tags=["urls"])] == []
+
+
+@locked_view("order:{pk}")
+class ByNumber(ViewSet):
+    def list(self, request): ...
+
+    def create(self, request): ...
+
+    def update(self, request, pk): ...
+
+
+@locked_view(["user", "kwarg:pk"])
+class ByName(ViewSet):
+    lookup_field = "name"
+
+    def update(self, request, name): ...
+
+    def partial_update(self, request, name): ...
+
+
+@pytest.mark.parametrize(
+    ("prefix", "view", "found"),
+    [
+        ("orders", ByNumber, [("'^orders/$'", "POST")]),
+        ("orders", ByName, [("'^orders/(?P<name>[^/.]+)/$'", "PUT")]),
+        (r"shops/(?P<pk>\d+)/orders", ByName, []),
+        ("orders", OneMethod, []),
+        ("orders", WholeSet, []),
+    ],
+)
+def test_url_without_an_argument_of_the_key_is_found_by_a_check(settings, prefix, view, found):
+    """Its requests would fail, as those of create() do if the key has the primary key; one warning is enough."""
+    router = SimpleRouter()
+    router.register(prefix, view, basename="order")
+    settings.ROOT_URLCONF = (path("", include(router.urls)),)
+
+    messages = [each.msg for each in run_checks(tags=["urls"]) if each.id == "redlock.W015"]
+
+    assert len(messages) == len(found)
+    for message, (pattern, method) in zip(messages, found, strict=True):
+        assert f"{method} to the URL pattern {pattern} fails" in message
+        assert f"{view.__name__} needs the argument 'pk'" in message
+
+
+def test_argument_of_a_key_may_come_from_anywhere_in_the_urls(settings):
+    """An enclosing pattern, the pattern's own arguments, the default of a parameter, or a group without a name."""
+
+    @locked_view("shop:{shop}:{pk}")
+    class Pay(APIView):
+        def post(self, request, shop, pk): ...
+
+    class Send(APIView):
+        @locked_view("order:{pk}:{kind}")
+        def post(self, request, pk, kind="letter"): ...
+
+    inner = include([path("pay/", Pay.as_view(), {"pk": 7})])
+    settings.ROOT_URLCONF = (
+        path("<int:shop>/", inner),
+        path("send/<int:pk>/", Send.as_view()),
+        re_path(r"^send/old/(\d+)/$", Send.as_view()),
+    )
+
+    assert run_checks(tags=["urls"]) == []
 
 
 def test_forgotten_key_is_found_whatever_is_around_the_decorator(settings):

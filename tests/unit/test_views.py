@@ -722,9 +722,11 @@ def test_view_without_arguments_has_none_to_suggest():
         locked_view("{pk}")(lambda *args: None)
 
 
-def test_class_and_missing_middleware_are_named():
+def test_class_missing_argument_and_missing_middleware_are_named():
     with pytest.raises(ImproperlyConfigured, match=r"on a class, key 'order:\{pk': "):
         method_decorator(locked_view("order:{pk"), name="dispatch")(type("Pay", (View,), {}))
+    with pytest.raises(ImproperlyConfigured, match=r"there is no 'pk', only slug\."):
+        locked_view("{pk}")(type("Edit", (View,), {})).as_view()(requests.post("/"), slug="a")
     with pytest.raises(ImproperlyConfigured, match="add AuthenticationMiddleware"):
         locked_view("user")(show)(requests.post("/"), pk=7)
 
