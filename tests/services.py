@@ -258,12 +258,17 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def state_of(pid: int) -> str:
+    """Return the letter with which ``ps`` shows the state of a process, such as T for stopped; X if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def ended(pid: int) -> bool:
     """Return whether a process has ended, reaped or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    return state_of(pid) in "ZX"
 
 
 class Database(Service):

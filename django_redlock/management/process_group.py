@@ -11,14 +11,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ..nodes.clock import steady
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-TERMINAL = 0  # the descriptor of the terminal, if there is one
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
 # The guardian reads the number of the group, and then nothing until the writer is gone: a killed process closes its
@@ -113,17 +112,17 @@ class Child:
 
     def _wait_for_end(self) -> None:
         """Block until the program has ended, without reaping it; signals are handled meanwhile."""
-        with terminal_lent(self.pid) as pause, next_signal() as wait:
-            ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if pause else 0)
+        with terminal_lent(self.pid) as stopped, next_signal() as wait:
+            ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if stopped else 0)
             while True:
                 found = os.waitid(os.P_PID, self.pid, ends)
                 if found is None:
                     wait()
-                elif pause is None or found.si_code != os.CLD_STOPPED:
+                elif stopped is None or found.si_code != os.CLD_STOPPED:
                     return
                 else:
                     os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
-                    pause()
+                    stopped(found.si_status)
 
     def _dismiss(self) -> None:
         self._guardian.kill()
@@ -206,41 +205,66 @@ def passed_on() -> Iterator[Callable[[Child], None]]:
 
 
 @contextmanager
-def terminal_lent(group: int) -> Iterator[Callable[[], None] | None]:
+def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
     """
-    Lend the terminal to a group, which may then read it and gets Ctrl-C and Ctrl-Z, if this process has it.
+    Lend the terminal to a group, which may then read it and gets Ctrl-C and Ctrl-Z, whenever this process has it.
 
-    It yields a function that stops this process as the group was stopped, by Ctrl-Z, until somebody continues it.
+    It yields a function that is called with a signal that stopped the group. By Ctrl-Z, or if the group wants a
+    terminal that this process does not have, this process stops, too, until somebody continues it, as shells expect.
     """
-    try:
-        ours = os.tcgetpgrp(TERMINAL) == os.getpgrp()
+    try:  # the terminal itself: a program that asks for a password opens it, whatever its standard input is
+        terminal = os.open(os.ctermid(), os.O_RDWR)
     except OSError:
-        ours = False
-    if not ours or threading.current_thread() is not threading.main_thread():
+        terminal = None
+    if terminal is None or threading.current_thread() is not threading.main_thread():
         yield None
         return
+    ours, lent = os.getpgrp(), False
+    wanting = (signal.SIGTTIN, signal.SIGTTOU)  # these stop processes in the background that use the terminal
 
     def lend() -> None:
-        _put_in_foreground(group)
-        with suppress(ProcessLookupError, PermissionError):  # it may have been stopped because it was in the background
-            os.killpg(group, signal.SIGCONT)
+        nonlocal lent
+        lent = _foreground(terminal) == ours and _put_in_foreground(terminal, group)
+        _kill_group(group, signal.SIGCONT)  # it may have been stopped because it was in the background
 
-    def pause() -> None:
-        _put_in_foreground(os.getpgrp())
-        os.killpg(os.getpgrp(), signal.SIGSTOP)
+    def give_back() -> None:
+        nonlocal lent
+        if lent:
+            _put_in_foreground(terminal, ours)
+            _kill_group(ours, signal.SIGCONT)  # others in this group may have been stopped, such as a pager
+        lent = False
+
+    def stopped(number: int) -> None:
+        if number in wanting and _foreground(terminal) == ours:
+            lend()
+        elif number in wanting or lent:
+            give_back()
+            _kill_group(ours, signal.SIGSTOP)
+            lend()
+
+    # If one process of a group wants the terminal, all of them get the signal; this one has a lock to renew.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in wanting}
+    try:
         lend()
-
-    lend()
-    try:
-        yield pause
+        yield stopped
     finally:
-        _put_in_foreground(os.getpgrp())
+        give_back()
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        os.close(terminal)
 
 
-def _put_in_foreground(group: int) -> None:
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process would get it
+def _foreground(terminal: int) -> int | None:
+    """Return the group that has the terminal; None if it was hung up."""
     try:
-        with suppress(OSError):
-            os.tcsetpgrp(TERMINAL, group)
-    finally:
-        signal.signal(signal.SIGTTOU, before)
+        return os.tcgetpgrp(terminal)
+    except OSError:
+        return None
+
+
+def _put_in_foreground(terminal: int, group: int) -> bool:
+    try:
+        os.tcsetpgrp(terminal, group)
+    except OSError:  # the group has ended, or the terminal was hung up
+        return False
+    return True

@@ -12,6 +12,7 @@ from django.core.management import call_command
 
 from django_redlock import lock, locks
 from django_redlock.inventory import MAX_NAMES, find_lock, held_locks
+from django_redlock.management.commands import redlock_run
 from tests.held import B, Terminal, put, run, value
 from tests.managers import stop_time
 
@@ -252,3 +253,28 @@ def test_list_as_csv(five):
     assert titles[:3] == ["name", "state", "remaining"]
     assert {line[0] for line in lines} == set(CELLS.values())
     assert {line[-1] for line in lines} == {"task shop.import id-1 on web-1:77"}
+
+
+# redlock_run; with real programs: tests/server/live/test_run.py
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("n -- printf a -- b -- c", "printf a -- b -- c"),
+        ("n -- git checkout -- f", "git checkout -- f"),
+        ("n --ttl 30 -- kubectl exec pod -- ls --wait 3", "kubectl exec pod -- ls --wait 3"),
+        ("--ttl 30 n -- env -- ls -l", "env -- ls -l"),
+        ("-- n sh -- b", "sh -- b"),
+        ("n git checkout -- f", "git checkout -- f"),
+        ("n ls --ttl 5 -l", "ls --ttl 5 -l"),
+    ],
+)
+def test_run_leaves_its_program_every_argument(monkeypatch, line, program):
+    """Only the two dashes in front of the program belong to ``redlock_run``, and only options before the program."""
+    monkeypatch.setattr(redlock_run, "_run", lambda found, *_: found_by.append(found) or 0)
+    found_by = []
+
+    call_command("redlock_run", *line.split())
+
+    assert found_by == [program.split()]

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from argparse import ArgumentTypeError
+from argparse import PARSER, ArgumentTypeError
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ class Command(BaseCommand):
         """Define the options."""
         parser.usage = "%(prog)s [options] name -- program [argument ...]"
         parser.add_argument("name", help="the lock's name")
-        parser.add_argument("program", nargs="+", help="what to run, behind two dashes; with its arguments")
+        # PARSER: all that follows the program is the program's. With "+", argparse drops two dashes from its arguments.
+        parser.add_argument("program", nargs=PARSER, help="what to run, behind two dashes; with its arguments")
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="alias in REDLOCK")
         parser.add_argument("--ttl", type=seconds, metavar="SECONDS", help='length of the lease; OPTIONS["ttl"]')
         parser.add_argument(
@@ -58,6 +59,10 @@ class Command(BaseCommand):
         """Take the lock, run the program, and exit with its code."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
+        if (
+            program[0] == "--" and len(program) > 1
+        ):  # behind an option, some versions of argparse leave these dashes there
+            program = program[1:]
         label = Path(program[0]).name  # without the arguments, which may hold a secret
         chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
         try:

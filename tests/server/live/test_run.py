@@ -21,7 +21,7 @@ from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
-from tests.services import ended
+from tests.services import ended, state_of
 from tests.shop.helpers import is_free
 from tests.waiting import wait_until
 
@@ -43,20 +43,27 @@ for _ in heeded:
 sys.exit(9)
 """
 
-# The shell's part at a terminal: the program that it runs is in the foreground, also when it continues after Ctrl-Z.
+# The shell's part at a terminal: its first argument says whether the program begins in the foreground or in the
+# background, and where it continues each time that it was stopped. The last line has its exit code, and who has the
+# terminal.
 SHELL = """
 import fcntl, os, signal, subprocess, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-def foreground():
-    os.tcsetpgrp(0, os.getpid())
+first, *later = sys.argv[1].split()
+def begin():
+    if first == "foreground":
+        os.tcsetpgrp(0, os.getpid())
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-runner = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=foreground)
+runner = subprocess.Popen(sys.argv[2:], process_group=0, preexec_fn=begin)
 while os.WIFSTOPPED(status := os.waitpid(runner.pid, os.WUNTRACED)[1]):
+    os.tcsetpgrp(0, os.getpid())
     print("stopped", flush=True)
-    os.tcsetpgrp(0, runner.pid)
+    if later.pop(0) == "foreground":
+        os.tcsetpgrp(0, runner.pid)
     os.killpg(runner.pid, signal.SIGCONT)
-print("ended", os.waitstatus_to_exitcode(status), flush=True)
+owner = {os.getpid(): "the shell's", runner.pid: "the runner's"}.get(os.tcgetpgrp(0), "nobody's")
+print("ended", os.waitstatus_to_exitcode(status), owner, flush=True)
 """
 
 
@@ -250,27 +257,82 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(theirs)
 
 
+@pytest.fixture
+def at_terminal(live, terminal):
+    """Start a program under ``redlock_run`` as a shell would, with the terminal as its own and this standard input."""
+
+    def start(places: str, code: str, stdin: str = "/dev/tty", neighbour: str = ""):
+        inside = ["sh", "-c", f'{neighbour} exec "$@" <{stdin}', "sh"]
+        inside += [sys.executable, "-m", "django", "redlock_run", "nightly", "--"]
+        command = [sys.executable, "-c", SHELL, places, *inside, sys.executable, "-c", WORK + code]
+        live.append(spawn(command, cwd=CHECKOUT, env=live.env, stdin=terminal[1], stdout=PIPE, stderr=PIPE))
+        return live[-1], partial(os.write, terminal[0])
+
+    return start
+
+
+LENT = "while os.tcgetpgrp(0) != os.getpgrp(): time.sleep(0.01)\n"
+ASKING = "tty = open('/dev/tty', 'rb+', 0); say('got ' + tty.readline().decode().strip())"
+
+
 @pytest.mark.endurance
-def test_program_may_be_used_at_a_terminal(live, terminal, manager):
+def test_program_may_be_used_at_a_terminal(at_terminal, manager):
     """Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it."""
-    ours, theirs = terminal
-    code = f"{WORK}say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
-    command = [sys.executable, "-m", "django", "redlock_run", "nightly", "--", sys.executable, "-c", code]
-    process = spawn(
-        [sys.executable, "-c", SHELL, *command], cwd=CHECKOUT, env=live.env, stdin=theirs, stdout=PIPE, stderr=PIPE
-    )
-    live.append(process)
-    os.write(ours, b"hello\n")
+    code = f"say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
+    process, type_in = at_terminal("foreground foreground", code)
+    type_in(b"hello\n")
     assert said(process) == "got hello"
 
-    os.write(ours, b"\x1a")  # Ctrl-Z
+    type_in(b"\x1a")  # Ctrl-Z
     assert said(process) == "stopped"
-    os.write(ours, b"world\n")
+    type_in(b"world\n")
     assert said(process) == "again world"
-    os.write(ours, b"\x03")  # Ctrl-C
+    type_in(b"\x03")  # Ctrl-C
 
-    assert said(process) == "ended 130"
+    assert said(process) == "ended 130 the runner's"
     assert is_free("nightly")
+
+
+def test_program_may_ask_for_a_password_though_its_input_is_redirected(at_terminal, manager):
+    """A program that opens the terminal itself, as ``ssh`` and ``sudo`` do, may read it, and it is given back."""
+    process, type_in = at_terminal("foreground", ASKING, stdin="/dev/null")
+    type_in(b"secret\n")
+
+    assert [said(process), said(process)] == ["got secret", "ended 0 the runner's"]
+    assert is_free("nightly")
+
+
+def test_program_that_asks_in_the_background_waits_for_the_foreground(at_terminal, manager):
+    """The shell sees that the runner is stopped, as it does for any program that reads the terminal then."""
+    process, type_in = at_terminal("background foreground", ASKING, stdin="/dev/null")
+    assert said(process) == "stopped"
+    type_in(b"secret\n")
+
+    assert [said(process), said(process)] == ["got secret", "ended 0 the runner's"]
+
+
+def test_program_that_continues_in_the_background_leaves_the_shell_its_terminal(at_terminal, manager):
+    """After Ctrl-Z and ``bg``, the program goes on without the terminal, also at its end."""
+    code = f"{LENT}say('ready')\nwhile os.tcgetpgrp(0) == os.getpgrp(): time.sleep(0.01)\nsay('on')"
+    process, type_in = at_terminal("foreground background", code)
+    assert said(process) == "ready"
+    type_in(b"\x1a")
+
+    assert [said(process) for _ in range(3)] == ["stopped", "on", "ended 0 the shell's"]
+
+
+def test_neighbour_that_reads_the_terminal_does_not_stop_the_runner(at_terminal, manager, tmp_path):
+    """A pager behind a pipe waits while the terminal is lent, and reads it afterwards; the runner goes on."""
+    begun = tmp_path / "begun"
+    reader = f"(until [ -e {begun} ]; do sleep 0.05; done; exec sh -c 'echo $$; exec head -n 1 </dev/tty') &"
+    process, type_in = at_terminal("foreground", f"{LENT}open({str(begun)!r}, 'w'); say(input())", neighbour=reader)
+    pid = int(said(process))
+    wait_until(lambda: state_of(pid) == "T")
+
+    type_in(b"hello\n")
+    assert [said(process), said(process)] == ["hello", "ended 0 the runner's"]
+    type_in(b"more\n")
+    assert said(process) == "more"
 
 
 def test_command_of_a_project_runs_once(live):
