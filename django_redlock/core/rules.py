@@ -152,7 +152,8 @@ class Rules:
         if spent > ttl / 2:
             raise ValueError(
                 f"ttl {ttl!r} is too short for a node_timeout of {self.timeout(ttl):g} s: two rounds and the drift "
-                f"take {spent:g} s, more than half of it. Raise ttl or lower OPTIONS['node_timeout']."
+                f"take {spent:g} s, more than half of it. Raise ttl, or lower OPTIONS['node_timeout'] or "
+                "OPTIONS['drift_factor']."
             )
         return float(ttl)
 

@@ -29,6 +29,7 @@ GUNICORN = [
     "--log-level=warning",
     "--no-control-socket",
 ]
+GEVENT = ["--worker-class=gevent" if option == "--threads=25" else option for option in GUNICORN]
 UVICORN = ["uvicorn", "--factory", "django.core.asgi:get_asgi_application", "--log-level=warning", "--lifespan=off"]
 
 
@@ -69,6 +70,7 @@ def post(url: str) -> dict[str, Any]:
     ("site", "paths"),
     [
         pytest.param(GUNICORN, ("/count/7/", "/count-class/8/"), id="gunicorn"),
+        pytest.param(GEVENT, ("/count/7/", "/count-class/8/"), id="gunicorn with gevent"),
         pytest.param(UVICORN, ("/count/7/", "/acount/8/"), id="uvicorn"),
     ],
     indirect=["site"],

@@ -261,7 +261,7 @@ async def test_one_server_under_two_names_has_one_vote(servers: list[Server], fl
     error = await process.refusal(flavour)
 
     assert "is the same server as" in str(error.nodes)
-    assert sum(said in ("accepted", "granted") for said in error.nodes.values()) == 1
+    assert sum(said in ("accepted", "granted") for said in error.nodes.values()) == 1  # by the token of the first round
 
 
 async def test_address_that_is_corrected_gives_its_node_a_vote_within_ten_seconds(

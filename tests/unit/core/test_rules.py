@@ -73,6 +73,7 @@ def test_slugs_are_injective():
         ({"max_ttl": math.inf}, "max_ttl must be a finite number"),
         ({"drift_factor": 0.9}, "drift_factor must be at least 0 and below 0.5"),
         ({"renew": "yes"}, "renew must be True or False"),
+        ({"drift_factor": 0.49}, r"Raise ttl, or lower OPTIONS\['node_timeout'\] or OPTIONS\['drift_factor'\]"),
         ({"max_extensions": -1}, "max_extensions must be"),
         ({"max_hold": -5}, "max_hold must be more than 0"),
         ({"restart_guard": "off"}, "restart_guard must be"),
