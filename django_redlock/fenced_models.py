@@ -55,12 +55,13 @@ class FencedQuerySet(models.QuerySet[M]):
         number, owner = lease.fencing_token, lease.hold.owner()
         later = Q(fence_token__gt=number) | (Q(fence_token=number) & ~Q(fence_owner=owner))
         self._for_write = True  # chooses the database
-        count = 0
+        key, count = [field.attname for field in self.model._meta.pk_fields], 0
         with transaction.atomic(using=self.db):
             for rows in self._in_one_table(later):
                 count += rows.filter(~later).update(fence_token=number, fence_owner=owner, **values)
                 # A locking read sees the rows as they are now, and not as at the beginning of an outer transaction.
-                found = models.QuerySet[M](self.model, using=self.db).filter(later, pk__in=rows.order_by().values("pk"))
+                same = rows.order_by().values(*key)
+                found = models.QuerySet[M](self.model, using=self.db).filter(later, pk__in=same)
                 seen = found.select_for_update().order_by("-fence_token").values_list("fence_token", flat=True).first()
                 if seen is not None:
                     fence_out(lease, seen)

@@ -188,9 +188,10 @@ def _visibility(app: Any) -> float | None:
 
 def _soft_limit(app: Any, task: Any) -> Iterator[CheckMessage]:
     """Report a task whose own options allow a long run, which the soft time limit of the project would end."""
-    soft, own = app.conf.task_soft_time_limit, task.time_limit != app.conf.task_time_limit
-    meant = max((task.time_limit if own else None) or 0, task.singleton_options.max_hold or 0)
-    if soft and task.soft_time_limit == soft and meant > soft:
+    # In older releases of Celery, such as 5.6.0, a task without limits of its own has None instead of the project's.
+    soft, own = app.conf.task_soft_time_limit, task.time_limit not in (None, app.conf.task_time_limit)
+    meant = max(task.time_limit if own else 0, task.singleton_options.max_hold or 0)
+    if soft and task.soft_time_limit in (None, soft) and meant > soft:
         yield Warning(
             f"The singleton task {task.name} may run for {meant:g} s by its own options, but the setting "
             f"task_soft_time_limit ends it after {soft:g} s.",

@@ -33,7 +33,7 @@ CONFIGURATION = {
 [mypy]
 strict = True
 plugins = mypy_django_plugin.main
-disable_error_code = no-untyped-call, no-untyped-def, var-annotated
+disable_error_code = no-untyped-call, no-untyped-def, untyped-decorator, var-annotated
 disallow_subclassing_any = False
 ignore_missing_imports = True
 implicit_reexport = True

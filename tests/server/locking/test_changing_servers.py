@@ -220,7 +220,7 @@ async def test_what_a_server_is_set_to_counts_within_ten_seconds(servers: list[S
 
 async def test_right_that_is_granted_later_counts_within_ten_seconds(servers: list[Server], flavour: Flavour):
     """A user that may not read INFO has no vote under the guard; that is no reason to restart the process."""
-    user = "ACL SETUSER app on >secret ~t:* &t:* +@all"
+    user = "ACL SETUSER app on >secret ~t:* resetchannels &t:* +@all"
     on_each([servers[0]], *user.split(), "-info")
     process = Process([servers[0].url.replace("//", "//app:secret@")], restart_guard=True)
     error = await process.refusal(flavour)
