@@ -1,10 +1,14 @@
 """``locked_command``: one run at a time of a command. With real processes: ``tests/server/live/test_run.py``."""
 
 import re
+from functools import partialmethod, wraps
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError, call_command
+from django.core.management.base import no_translations
+from django.db import transaction
+from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
@@ -26,6 +30,9 @@ class Import(BaseCommand):
 
 def command(decorate, action=lambda command: None):
     return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
+
+
+NAME = "command:test_locked_command"
 
 
 class Decorated(Import):
@@ -78,6 +85,96 @@ def test_subclass_may_have_another_lock(base, whole):
     call_command((locked_command("own")(Command) if whole else Command)())
 
     assert free == [[False, True]]
+
+
+class Below(Import):
+    """Another decorator below that of the lock, which hides the name and the module of ``handle()``."""
+
+    @locked_command
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+class BelowWithOptions(Import):
+    @locked_command(wait=0)
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+@locked_command
+class OnClass(Import):
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+@pytest.mark.parametrize("base", [Below, BelowWithOptions, OnClass])
+@pytest.mark.parametrize("overrides", [True, False])
+def test_decorator_below_the_lock_works(base, overrides):
+    """The lock has the command's name, although ``no_translations`` hides it, and so has that of a subclass."""
+    found = []
+
+    class Command(base):
+        action = staticmethod(lambda self: found.append((holder_of(NAME), self.lease.name, translation.get_language())))
+
+        if overrides:
+
+            @no_translations
+            def handle(self, **options):
+                return self.action(self)
+
+    call_command(Command())
+
+    ((holder, name, language),) = found
+    assert (holder["label"], name, language) == ("test_locked_command", NAME, None)
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("above", [no_translations, transaction.atomic])
+@pytest.mark.parametrize("decorate", [locked_command, locked_command(), locked_command("nightly")])
+def test_decorator_above_the_lock_is_refused(above, decorate):
+    """It would work without the lock, and ``atomic`` would commit after it; the error says what to write."""
+
+    class Command(Import):
+        @above
+        @decorate
+        def handle(self, **options):
+            return self.action(self)
+
+    command = Command()
+    command.action = lambda self: pytest.fail("ran")
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* Write it above all other decorators of handle"):
+        call_command(command)
+
+
+def test_handle_that_cannot_be_locked_is_refused():
+    """A subclass whose ``handle()`` is no function would work without the lock of its base."""
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* not functools\.partialmethod"):
+
+        class Command(WholeClass):
+            handle = partialmethod(Import.handle, supplier="7")
+
+
+def test_wrapper_that_copies_the_marks_of_a_locked_handle_is_locked():
+    """A subclass may write ``functools.wraps()`` of its base's ``handle()`` without losing the lock."""
+
+    class Middle(WholeClass):
+        def handle(self, **options):
+            raise NotImplementedError
+
+    class Command(Middle):
+        @wraps(Middle.handle)
+        def handle(self, **options):
+            return self.action(self)
+
+    free = []
+    Command.action = lambda self, _: free.append(is_free("command:base"))
+    call_command(Command())
+
+    assert free == [False]
 
 
 def holder_of(name):
