@@ -4,8 +4,10 @@ Run a management command under a lock: cron starts it on every server, and one o
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from types import MethodType
 from typing import Any, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -45,6 +47,8 @@ NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered
 LOST = 76  # EX_PROTOCOL: the run began, but did not keep its lock to the end
 
 ABOVE = "Write it above all other decorators of handle()."
+LEASES = "_redlock_leases"
+"""The attribute of a command with the thread in which it works, and its leases there, the innermost last."""
 
 _overriding: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
 """Each ``handle()`` under a lock, with the one that it locks if that overrides one of a base, which has the lock."""
@@ -226,9 +230,10 @@ def _locked(
             name = f"command:{parsed.resolve(ViewCall(HttpRequest(), (), given, given)) if parsed else label}"
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
-        outer = getattr(self, "lease", None)
-        if isinstance(outer, Lease) and outer.name == name and outer.valid():
-            return handle(self, *args, **given)
+        for outer in leases_of(self):
+            if outer.name == name and outer.valid():
+                with lent(self, outer):
+                    return handle(self, *args, **given)
         try:
             lock = locks[using].on_behalf(name, kind="command", label=label, **options)
         except (InvalidRedlockError, ValueError) as error:  # the settings, or a value that no lock's name can have
@@ -236,9 +241,9 @@ def _locked(
         lease = acquire(lock, skip_exit_code)
         if lease is None:
             return None
-        self.lease = lease  # type: ignore[attr-defined]
         try:
-            result = handle(self, *args, **given)
+            with lent(self, lease):
+                result = handle(self, *args, **given)
         except BaseException:
             lease.release()
             raise
@@ -246,6 +251,38 @@ def _locked(
         return result
 
     return locked
+
+
+def leases_of(command: BaseCommand) -> Sequence[Lease]:
+    """Return the leases of the calls of *command* that run in this thread; those of another thread do not count."""
+    thread, leases = vars(command).get(LEASES, (0, []))
+    return leases if thread == get_ident() else []
+
+
+@contextmanager
+def lent(command: BaseCommand, lease: Lease) -> Iterator[None]:
+    """
+    Let *command* have the lease as ``self.lease`` in the block, and its outer lease again afterwards.
+
+    Raises:
+        CommandError: Another thread works with the same instance, whose ``self.lease`` is that of the other thread.
+    """
+    thread, leases = vars(command).setdefault(LEASES, (get_ident(), []))
+    if thread != get_ident():
+        raise CommandError(
+            f"This instance of {type(command).__module__} works in another thread, and has the lease of that one; "
+            "make an instance for each thread."
+        )
+    leases.append(lease)
+    command.lease = lease  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        leases.pop()
+        if leases:
+            command.lease = leases[-1]  # type: ignore[attr-defined]
+        else:
+            del vars(command)[LEASES]
 
 
 def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:

@@ -12,7 +12,7 @@ from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
-from tests.shop.helpers import is_free, lose
+from tests.shop.helpers import in_thread, is_free, lose
 
 
 class Import(BaseCommand):
@@ -175,6 +175,65 @@ def test_wrapper_that_copies_the_marks_of_a_locked_handle_is_locked():
     call_command(Command())
 
     assert free == [False]
+
+
+def test_instance_in_two_threads_runs_once():
+    """The second thread is skipped, although the command itself may call its ``handle()`` while it has the lock."""
+    entered = []
+
+    def work(self):
+        entered.append(self)
+        in_thread(lambda: call_command(self))
+
+    shared = command(locked_command("nightly"), work)
+
+    with pytest.raises(CommandError, match="Skipped") as skipped:
+        call_command(shared)
+
+    assert (len(entered), skipped.value.returncode) == (1, 75)
+    assert is_free("command:nightly")
+
+
+def test_instance_has_the_lease_of_one_thread():
+    """A second thread that gets a lock with the same instance is refused: ``self.lease`` would be that of the first."""
+
+    def work(self):
+        with pytest.raises(CommandError, match=r"works in another thread.*make an instance for each"):
+            in_thread(lambda: call_command(self, supplier="2"))
+        assert is_free("command:import:2")
+        self.lease.ensure()
+        lose(self.lease)
+        with pytest.raises(CommandError, match="works in another thread"):
+            in_thread(lambda: call_command(self, supplier="1"))
+        assert self.lease.name == "command:import:1"
+
+    shared = command(locked_command("import:{supplier}"), work)
+    with pytest.raises(CommandError, match="Done, but the lock 'command:import:1' was lost"):
+        call_command(shared, supplier="1")
+    shared.action = lambda self: None
+    in_thread(lambda: call_command(shared, supplier="2"))
+
+
+def test_outer_lease_is_back_after_an_inner_run():
+    """A command that calls that of its base, with another lock, checks its own lease before and after that call."""
+    names = []
+
+    @locked_command("own")
+    class Command(Decorated):
+        def handle(self, **options):
+            names.append(self.lease.name.removeprefix("command:"))
+            super().handle(**options)
+            names.append(self.lease.name.removeprefix("command:"))
+            self.lease.ensure()
+
+        def action(self, _):
+            names.append(self.lease.name.removeprefix("command:"))
+            if len(names) == 2:
+                call_command(self)  # it has both locks
+
+    call_command(Command())
+
+    assert names == ["own", "base", "own", "base", "own", "own"]
 
 
 def holder_of(name):
