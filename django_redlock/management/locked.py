@@ -295,7 +295,8 @@ def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
     try:
         return lock.acquire()
     except LockTakenError as error:
-        log.info("command skipped: %s", error, extra={"event": "command_skipped", "lock": error.name})
+        # The error says it already, and with exit code 0 nothing is to be printed, also where the log shows INFO.
+        log.debug("command skipped: %s", error, extra={"event": "command_skipped", "lock": error.name})
         if skip_exit_code == 0:
             return None
         raise CommandError(f"Skipped: {error}", returncode=skip_exit_code) from error

@@ -281,6 +281,17 @@ def test_run_that_gets_no_lock_has_an_exit_code():
     assert codes == [75, 3, 69]
 
 
+@pytest.mark.parametrize(("level", "events"), [("INFO", []), ("DEBUG", ["command_skipped"] * 2)])
+def test_skipped_run_says_why_once(caplog, level, events):
+    """The error says it, and the log only if it shows everything; so a skip with the exit code 0 prints nothing."""
+    with lock("command:nightly"), caplog.at_level(level, "django_redlock"):
+        with pytest.raises(CommandError, match="Skipped"):
+            call_command(command(locked_command("nightly")))
+        call_command(command(locked_command("nightly", skip_exit_code=0)))
+
+    assert [record.event for record in caplog.records if record.name == "django_redlock"] == events
+
+
 def test_lost_lock_is_reported_at_the_end():
     """A run that lost its lock unnoticed, also to an operator, exits with 76; one that checks gets LockLostError."""
 
