@@ -288,8 +288,17 @@ class Call:
     def noted(self, holder: Holder, consequence: str) -> "Call":
         """Report that the call is a duplicate, and the consequence for it; return the call."""
         strategy, effect = self.rules.on_duplicate, f"this call {consequence}"
-        report_holder(self.task, DUPLICATE, self.ticket, holder, strategy, effect)
+        # hold_for is there to stop the ticks of a second beat: nobody needs a line about each.
+        expected = self.from_beat and time() - holder.since < self.rules.hold_for
+        event = DUPLICATE._replace(level=logging.DEBUG) if expected else DUPLICATE
+        report_holder(self.task, event, self.ticket, holder, strategy, effect)
         return self
+
+    @property
+    def from_beat(self) -> bool:
+        """Whether beat makes the call."""
+        headers = self.options.get("headers") or {}
+        return bool(headers.get("celery_beat_task")) or threading.get_ident() == _beat
 
     # A duplicate
 
@@ -304,9 +313,8 @@ class Call:
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         # Beat cannot catch the error and would log a traceback at every tick. The log line is enough.
-        beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not run the links of this call, and they would be lost without notice.
-        if (how == "raise" and not beat) or self.linked:
+        if (how == "raise" and not self.from_beat) or self.linked:
             self.noted(holder, "raises an error")
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not self._is_gone(holder):

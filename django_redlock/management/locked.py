@@ -4,10 +4,13 @@ Run a management command under a lock: cron starts it on every server, and one o
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial, update_wrapper, wraps
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from threading import get_ident
 from types import MethodType
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
@@ -42,6 +45,13 @@ CommandKeys = str | OfOptions | Callable[P, str] | Sequence[str | OfOptions] | S
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
 NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered
 LOST = 76  # EX_PROTOCOL: the run began, but did not keep its lock to the end
+
+ABOVE = "Write it above all other decorators of handle()."
+LEASES = "_redlock_leases"
+"""The attribute of a command with the thread in which it works, and its leases there, the innermost last."""
+
+_overriding: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+"""Each ``handle()`` under a lock, with the one that it locks if that overrides one of a base, which has the lock."""
 
 log = logging.getLogger("django_redlock")
 
@@ -80,8 +90,8 @@ def locked_command(
     Let one run of a management command work at a time, however many servers start it.
 
     Decorate the class or its ``handle()``; ``@locked_command`` without arguments locks the command's name. A subclass
-    has the same lock, even if it overrides ``handle()``. In ``handle()``, ``self.lease`` is the lease: call
-    ``self.lease.ensure()`` between two long pieces of work.
+    has the same lock, even if it overrides ``handle()``. Write it above all other decorators of ``handle()``. There,
+    ``self.lease`` is the lease: call ``self.lease.ensure()`` between two long pieces of work.
 
     Args:
         key: What to lock, as the name ``command:<key>``: a template with the command's options, such as
@@ -96,7 +106,7 @@ def locked_command(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is not a command.
+        TypeError: The decorated class is not a command. In a run: another decorator of ``handle()`` is above this one.
         ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds, or *skip_exit_code* is no exit code.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
@@ -110,22 +120,39 @@ def locked_command(
         raise ValueError(f"skip_exit_code must be a whole number from 0 to 255, not {skip_exit_code!r}.")
     if isinstance(key, type) or getattr(key, "__name__", "") == "handle":  # written without parentheses
         return locked_command()(key)
+    options = {"ttl": ttl, "wait": wait, "max_hold": max_hold}
+    return Decorator(key, partial(_locked, key, options, skip_exit_code, using))
 
-    def decorate(target: Any) -> Any:
-        handle: Any = target.handle if isinstance(target, type) and issubclass(target, BaseCommand) else target
-        if getattr(handle, "inherited", False):
-            handle = handle.__wrapped__  # this subclass has a lock of its own
-        if not inspect.isfunction(handle):
-            raise TypeError(f"@locked_command decorates a BaseCommand or its handle(), not {target!r}.")
-        options = {"ttl": ttl, "wait": wait, "max_hold": max_hold}
-        lock = partial(_locked, target.__module__, key, options, skip_exit_code, using)
-        if handle is target:
-            return LockedHandle(lock(handle), lock)
-        target.handle = lock(handle)
-        lock_subclasses(target, lock)
+
+class Decorator:
+    """
+    The result of ``@locked_command(...)``.
+
+    Args:
+        key: What to lock. It is the ``handle()`` itself if there were no parentheses, and another decorator below
+            hides its name; that shows when the class is made.
+        lock: Returns a ``handle()`` under its lock, for the module of the command.
+    """
+
+    def __init__(self, key: Any, lock: Callable[[str, Any], Any]) -> None:
+        self._key, self._lock = key, lock
+
+    def __call__(self, target: Any, *args: object, **options: object) -> Any:
+        """Return the class, or what becomes its ``handle()``; a decorator above passes a command, which is neither."""
+        whole = isinstance(target, type) and issubclass(target, BaseCommand)
+        handle: Any = target.handle if whole else target
+        check_handle(handle, target)
+        if self._key is not None:
+            CommandKey(target.__module__, self._key)  # a mistake is an error here, and none of __set_name__()
+        if not whole:
+            return LockedHandle(handle, self._lock)
+        target.handle = _overriding.get(handle) or handle  # a subclass with a lock of its own
+        lock_class(target, "handle", partial(self._lock, target.__module__))
         return target
 
-    return decorate
+    def __set_name__(self, owner: Any, name: str) -> None:
+        if name == "handle":
+            locked_command()(self._key).__set_name__(owner, name)
 
 
 class LockedHandle:
@@ -133,24 +160,45 @@ class LockedHandle:
     A decorated ``handle()``, until its class is made.
 
     Args:
-        locked: The function under its lock.
-        lock: Returns the ``handle()`` of a subclass under the same lock.
+        handle: The function that is decorated.
+        lock: Returns it under its lock, for the module of the command.
     """
 
-    def __init__(self, locked: Any, lock: Callable[[Any], Any]) -> None:
-        update_wrapper(cast(Any, self), locked)
-        self._locked, self._lock = locked, lock
+    def __init__(self, handle: Any, lock: Callable[[str, Any], Any]) -> None:
+        self._handle, self._lock = handle, lock
 
     def __set_name__(self, owner: Any, name: str) -> None:
-        setattr(owner, name, self._locked)
-        lock_subclasses(owner, self._lock)
+        setattr(owner, name, self._handle)
+        lock_class(owner, name, partial(self._lock, owner.__module__))
 
     def __get__(self, command: Any, owner: Any = None) -> Any:
-        return self if command is None else MethodType(self._locked, command)
+        return self if command is None else MethodType(self._lock(owner.__module__, self._handle), command)
+
+    def __call__(self, *args: object, **options: object) -> Any:
+        """Refuse to work for a decorator above, whose function the class has instead of this."""
+        raise TypeError(f"@locked_command decorates {self._handle.__qualname__}() below another decorator. {ABOVE}")
 
 
-def lock_subclasses(command: Any, lock: Callable[[Any], Any]) -> None:
-    """Let a subclass that overrides ``handle()`` run under the lock of *command*, unless it has one of its own."""
+def check_handle(handle: Any, target: Any) -> None:
+    """
+    Refuse to lock what is no ``handle()``.
+
+    Raises:
+        TypeError: *handle*, which *target* is or has, is no function.
+    """
+    if not inspect.isfunction(handle):
+        raise TypeError(f"@locked_command decorates a BaseCommand or its handle(), not {target!r}. {ABOVE}")
+
+
+def lock_class(command: Any, name: str, lock: Callable[[Any], Any]) -> None:
+    """
+    Lock the method of *command*, and let a subclass that overrides ``handle()`` run under the same lock.
+
+    A subclass may have a lock of its own instead.
+    """
+    locked = lock(getattr(command, name))
+    _overriding[locked] = None
+    setattr(command, name, locked)
     own = vars(command).get("__init_subclass__")
 
     def locked_subclass(cls: Any, /, **options: Any) -> None:
@@ -159,17 +207,20 @@ def lock_subclasses(command: Any, lock: Callable[[Any], Any]) -> None:
         else:
             own.__get__(None, cls)(**options)
         handle = vars(cls).get("handle")
-        if inspect.isfunction(handle) and not hasattr(handle, "inherited"):
+        if handle is None:
+            return
+        check_handle(handle, handle)
+        if handle not in _overriding:
             cls.handle = lock(handle)
-            cls.handle.inherited = True
+            _overriding[cls.handle] = handle
 
     command.__init_subclass__ = classmethod(locked_subclass)
 
 
 def _locked(
-    module: str, key: Key[...] | None, options: dict[str, Any], skip_exit_code: int, using: str, handle: Any
+    key: Key[...] | None, options: dict[str, Any], skip_exit_code: int, using: str, module: str, handle: Any
 ) -> Any:
-    """Return a ``handle()`` under its lock; one that a subclass calls while it has the lock runs as it is."""
+    """Return a ``handle()`` under its lock; one that the command calls while it has the lock runs as it is."""
     label = module.rpartition(".")[2]
     parsed = None if key is None else CommandKey(module, key)
 
@@ -179,9 +230,10 @@ def _locked(
             name = f"command:{parsed.resolve(ViewCall(HttpRequest(), (), given, given)) if parsed else label}"
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
-        outer = getattr(self, "lease", None)
-        if isinstance(outer, Lease) and outer.name == name and outer.valid():
-            return handle(self, *args, **given)
+        for outer in leases_of(self):
+            if outer.name == name and outer.valid():
+                with lent(self, outer):
+                    return handle(self, *args, **given)
         try:
             lock = locks[using].on_behalf(name, kind="command", label=label, **options)
         except (InvalidRedlockError, ValueError) as error:  # the settings, or a value that no lock's name can have
@@ -189,17 +241,48 @@ def _locked(
         lease = acquire(lock, skip_exit_code)
         if lease is None:
             return None
-        self.lease = lease  # type: ignore[attr-defined]
         try:
-            result = handle(self, *args, **given)
+            with lent(self, lease):
+                result = handle(self, *args, **given)
         except BaseException:
             lease.release()
             raise
         give_up(lease)
         return result
 
-    locked.inherited = False  # type: ignore[attr-defined]
     return locked
+
+
+def leases_of(command: BaseCommand) -> Sequence[Lease]:
+    """Return the leases of the calls of *command* that run in this thread; those of another thread do not count."""
+    thread, leases = vars(command).get(LEASES, (0, []))
+    return leases if thread == get_ident() else []
+
+
+@contextmanager
+def lent(command: BaseCommand, lease: Lease) -> Iterator[None]:
+    """
+    Let *command* have the lease as ``self.lease`` in the block, and its outer lease again afterwards.
+
+    Raises:
+        CommandError: Another thread works with the same instance, whose ``self.lease`` is that of the other thread.
+    """
+    thread, leases = vars(command).setdefault(LEASES, (get_ident(), []))
+    if thread != get_ident():
+        raise CommandError(
+            f"This instance of {type(command).__module__} works in another thread, and has the lease of that one; "
+            "make an instance for each thread."
+        )
+    leases.append(lease)
+    command.lease = lease  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        leases.pop()
+        if leases:
+            command.lease = leases[-1]  # type: ignore[attr-defined]
+        else:
+            del vars(command)[LEASES]
 
 
 def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
@@ -212,7 +295,8 @@ def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
     try:
         return lock.acquire()
     except LockTakenError as error:
-        log.info("command skipped: %s", error, extra={"event": "command_skipped", "lock": error.name})
+        # The error says it already, and with exit code 0 nothing is to be printed, also where the log shows INFO.
+        log.debug("command skipped: %s", error, extra={"event": "command_skipped", "lock": error.name})
         if skip_exit_code == 0:
             return None
         raise CommandError(f"Skipped: {error}", returncode=skip_exit_code) from error

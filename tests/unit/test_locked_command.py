@@ -1,14 +1,18 @@
 """``locked_command``: one run at a time of a command. With real processes: ``tests/server/live/test_run.py``."""
 
 import re
+from functools import partialmethod, wraps
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError, call_command
+from django.core.management.base import no_translations
+from django.db import transaction
+from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
-from tests.shop.helpers import is_free, lose
+from tests.shop.helpers import in_thread, is_free, lose
 
 
 class Import(BaseCommand):
@@ -26,6 +30,9 @@ class Import(BaseCommand):
 
 def command(decorate, action=lambda command: None):
     return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
+
+
+NAME = "command:test_locked_command"
 
 
 class Decorated(Import):
@@ -80,6 +87,155 @@ def test_subclass_may_have_another_lock(base, whole):
     assert free == [[False, True]]
 
 
+class Below(Import):
+    """Another decorator below that of the lock, which hides the name and the module of ``handle()``."""
+
+    @locked_command
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+class BelowWithOptions(Import):
+    @locked_command(wait=0)
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+@locked_command
+class OnClass(Import):
+    @no_translations
+    def handle(self, **options):
+        return self.action(self)
+
+
+@pytest.mark.parametrize("base", [Below, BelowWithOptions, OnClass])
+@pytest.mark.parametrize("overrides", [True, False])
+def test_decorator_below_the_lock_works(base, overrides):
+    """The lock has the command's name, although ``no_translations`` hides it, and so has that of a subclass."""
+    found = []
+
+    class Command(base):
+        action = staticmethod(lambda self: found.append((holder_of(NAME), self.lease.name, translation.get_language())))
+
+        if overrides:
+
+            @no_translations
+            def handle(self, **options):
+                return self.action(self)
+
+    call_command(Command())
+
+    ((holder, name, language),) = found
+    assert (holder["label"], name, language) == ("test_locked_command", NAME, None)
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("above", [no_translations, transaction.atomic])
+@pytest.mark.parametrize("decorate", [locked_command, locked_command(), locked_command("nightly")])
+def test_decorator_above_the_lock_is_refused(above, decorate):
+    """It would work without the lock, and ``atomic`` would commit after it; the error says what to write."""
+
+    class Command(Import):
+        @above
+        @decorate
+        def handle(self, **options):
+            return self.action(self)
+
+    command = Command()
+    command.action = lambda self: pytest.fail("ran")
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* Write it above all other decorators of handle"):
+        call_command(command)
+
+
+def test_handle_that_cannot_be_locked_is_refused():
+    """A subclass whose ``handle()`` is no function would work without the lock of its base."""
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* not functools\.partialmethod"):
+
+        class Command(WholeClass):
+            handle = partialmethod(Import.handle, supplier="7")
+
+
+def test_wrapper_that_copies_the_marks_of_a_locked_handle_is_locked():
+    """A subclass may write ``functools.wraps()`` of its base's ``handle()`` without losing the lock."""
+
+    class Middle(WholeClass):
+        def handle(self, **options):
+            raise NotImplementedError
+
+    class Command(Middle):
+        @wraps(Middle.handle)
+        def handle(self, **options):
+            return self.action(self)
+
+    free = []
+    Command.action = lambda self, _: free.append(is_free("command:base"))
+    call_command(Command())
+
+    assert free == [False]
+
+
+def test_instance_in_two_threads_runs_once():
+    """The second thread is skipped, although the command itself may call its ``handle()`` while it has the lock."""
+    entered = []
+
+    def work(self):
+        entered.append(self)
+        in_thread(lambda: call_command(self))
+
+    shared = command(locked_command("nightly"), work)
+
+    with pytest.raises(CommandError, match="Skipped") as skipped:
+        call_command(shared)
+
+    assert (len(entered), skipped.value.returncode) == (1, 75)
+    assert is_free("command:nightly")
+
+
+def test_instance_has_the_lease_of_one_thread():
+    """A second thread that gets a lock with the same instance is refused: ``self.lease`` would be that of the first."""
+
+    def work(self):
+        with pytest.raises(CommandError, match=r"works in another thread.*make an instance for each"):
+            in_thread(lambda: call_command(self, supplier="2"))
+        assert is_free("command:import:2")
+        self.lease.ensure()
+        lose(self.lease)
+        with pytest.raises(CommandError, match="works in another thread"):
+            in_thread(lambda: call_command(self, supplier="1"))
+        assert self.lease.name == "command:import:1"
+
+    shared = command(locked_command("import:{supplier}"), work)
+    with pytest.raises(CommandError, match="Done, but the lock 'command:import:1' was lost"):
+        call_command(shared, supplier="1")
+    shared.action = lambda self: None
+    in_thread(lambda: call_command(shared, supplier="2"))
+
+
+def test_outer_lease_is_back_after_an_inner_run():
+    """A command that calls that of its base, with another lock, checks its own lease before and after that call."""
+    names = []
+
+    @locked_command("own")
+    class Command(Decorated):
+        def handle(self, **options):
+            names.append(self.lease.name.removeprefix("command:"))
+            super().handle(**options)
+            names.append(self.lease.name.removeprefix("command:"))
+            self.lease.ensure()
+
+        def action(self, _):
+            names.append(self.lease.name.removeprefix("command:"))
+            if len(names) == 2:
+                call_command(self)  # it has both locks
+
+    call_command(Command())
+
+    assert names == ["own", "base", "own", "base", "own", "own"]
+
+
 def holder_of(name):
     with pytest.raises(LockTakenError) as taken:
         lock(name, wait=0).acquire()
@@ -123,6 +279,17 @@ def test_run_that_gets_no_lock_has_an_exit_code():
     codes.append(ended("must answer in time"))
 
     assert codes == [75, 3, 69]
+
+
+@pytest.mark.parametrize(("level", "events"), [("INFO", []), ("DEBUG", ["command_skipped"] * 2)])
+def test_skipped_run_says_why_once(caplog, level, events):
+    """The error says it, and the log only if it shows everything; so a skip with the exit code 0 prints nothing."""
+    with lock("command:nightly"), caplog.at_level(level, "django_redlock"):
+        with pytest.raises(CommandError, match="Skipped"):
+            call_command(command(locked_command("nightly")))
+        call_command(command(locked_command("nightly", skip_exit_code=0)))
+
+    assert [record.event for record in caplog.records if record.name == "django_redlock"] == events
 
 
 def test_lost_lock_is_reported_at_the_end():

@@ -12,7 +12,7 @@ from django_redlock import Lease, LockLostError, LockTakenError, RedlockError
 from django_redlock.core.names import slug
 from django_redlock.core.protocol import Release
 from django_redlock.inventory.survey import tell_nodes
-from tests.managers import Flavour, Manager, Virtual, held_by, holders
+from tests.managers import Asyncio, Flavour, Manager, Virtual, held_by, holders
 
 LONGEST = 12.0
 """Seconds that a lock of 10 seconds may still be held for: etcd counts whole seconds, and keeps a lock too long."""
@@ -187,6 +187,22 @@ async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavou
     assert lease.lost.is_set()
     assert (lease.reason, told) == ("superseded" if renew else "expired", [lease])
     await flavour.release(thief)
+
+
+@pytest.mark.parametrize("flavour", [Asyncio], ids=["asyncio"], indirect=True)
+@pytest.mark.parametrize(("options", "reason"), [({"max_hold": 5.0}, "max_hold"), ({"renew": False}, "expired")])
+async def test_task_waits_for_the_loss(virtual: Virtual, options: Any, reason: str):
+    """A task that waits for the event wakes when the lock is lost, and not before."""
+    manager = virtual(ttl=30.0)
+    lease = await manager.lock("a", **options).aacquire()
+    waiting = asyncio.create_task(lease.lost.wait())
+
+    await virtual.wait(28.0)
+    assert not waiting.done()
+    await virtual.wait(2.0)
+
+    assert waiting.done()
+    assert lease.reason == reason
 
 
 @pytest.mark.parametrize(

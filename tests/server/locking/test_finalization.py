@@ -73,6 +73,35 @@ def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers
             assert client.exists("redlock:{e}:h")
 
 
+ENDING = """
+import atexit, os, threading
+def attempt(when, lock=lock("g", wait=5), write=os.write):
+    try:
+        with lock as lease:
+            lease.ensure()
+        write(1, f"{when}: taken\\n".encode())
+    except RuntimeError as error:
+        write(1, f"{when}: {error}\\n".encode())
+def outlive():
+    threading.main_thread().join()
+    attempt("thread")
+class Last:
+    def __del__(self, attempt=attempt):
+        attempt("__del__")
+last = Last()
+atexit.register(attempt, "atexit")
+threading.Thread(target=outlive).start()
+"""
+
+
+def test_lock_can_be_taken_until_the_interpreter_is_torn_down(nodes: Servers):
+    """Functions of ``atexit`` and threads that outlive the main thread get it; a late ``__del__()`` an error."""
+    done = ended(BEFORE + ENDING, *nodes.urls[:3])
+
+    refused = "__del__: Lock 'g' cannot be taken: the interpreter is about to end."
+    assert done.stdout.splitlines() == ["thread: taken", "atexit: taken", refused]
+
+
 UNDER_GEVENT = {
     "closed manager": """
 REAL = hub.Hub.destroy

@@ -15,7 +15,7 @@ from celery.signals import beat_init
 from django.core.management import CommandError, call_command
 
 from django_redlock import LockLostError, celery, locks
-from django_redlock.celery import DuplicateTask, override_singleton, singleton_task
+from django_redlock.celery import DuplicateTask, dispatch, override_singleton, singleton_task
 
 from .slots import HEADER, NAME, names, set_down, ticket_in
 
@@ -263,6 +263,36 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     assert not any(record.exc_info for record in caplog.records)
     assert len(worker.headers) == 1
     assert HEADER not in entry.options["headers"]
+
+
+def test_tick_of_a_second_beat_is_not_worth_a_line(make, worker, app, caplog, monkeypatch, told):
+    """``hold_for`` exists for such ticks; a task that is busy for longer, and the call of a program, are logged."""
+    task = make(hold_for=50)
+    task.delay(7)
+
+    def events(call, level=logging.INFO):
+        caplog.clear()
+        with caplog.at_level(level, "django_redlock"):
+            call()
+        return [record.event for record in caplog.records if record.name == "django_redlock"]
+
+    assert events(lambda: task.delay(7)) == ["singleton_duplicate"]
+    beat_init.send(sender=None)
+    scheduler = Scheduler(app, lazy=True)
+    entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(60.0), app=app)
+
+    def tick():
+        scheduler.apply_entry(entry)
+
+    assert (events(tick), events(tick, logging.DEBUG)) == ([], ["singleton_duplicate"])
+    with monkeypatch.context() as later:
+        later.setattr(dispatch, "time", lambda: time.time() + 60)
+        assert events(tick) == ["singleton_duplicate"]  # no worker has run the task meanwhile
+    worker.run()
+    assert events(tick) == []
+    assert [(name, about["state"]) for name, about in told] == [
+        ("singleton_duplicate", state) for state in ["queued"] * 4 + ["held"]
+    ]
 
 
 # Reports
