@@ -36,6 +36,7 @@ class HoldState:
         self.names = wanted.names
         self.ttl = wanted.ttl
         self.shared = wanted.shared
+        self.limit = wanted.limit
         self.secret = granted.secret
         self.fencing_token = granted.fencing_token
         self.waited = granted.waited
@@ -53,7 +54,6 @@ class HoldState:
         self._value = granted.value
         self._leaving = granted.leaving
         self._queue = granted.queue
-        self._common = common_value(wanted.limit) if granted.queue else ""
         self._untouched = granted.untouched
         # The rounds whose requests may still reach a node, so that a release to that node has to leave a tombstone.
         self._rounds: list[Round] = list(granted.rounds)
@@ -142,7 +142,7 @@ class HoldState:
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
-        token, common = self.fencing_token, self._common
+        token, common = self.fencing_token, common_value(self.limit) if self._queue else ""
         return Term(self._slugs, self.secret, value, self.ttl, token, self.shared, shorten, number, common)
 
     def asked(self, round: Round, term: Term) -> None:

@@ -337,21 +337,28 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def _ended(self, round: Round) -> Outcome:
         hold = self.hold
-        released = hold.ended is EndReason.RELEASED
+        released, outcome = hold.ended is EndReason.RELEASED, Outcome.RELEASED
+        if not (released and round.won):
+            outcome = self._ended_badly(round, released)
+        hold.outcome = outcome
+        if released:
+            hold.keeper.notify("lock_released", lease=self, outcome=outcome)
+        return outcome
+
+    def _ended_badly(self, round: Round, released: bool) -> Outcome:
+        """Return the outcome of a release that did not give back the lock, and note why."""
+        hold = self.hold
         outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
             hold.note_successor(round.replies)
         elif not released:
-            outcome = Outcome.EXPIRED
+            return Outcome.EXPIRED
         elif outcome is Outcome.EXPIRED and hold.abandoned:  # the release in the background came first
-            outcome = Outcome.RELEASED
+            return Outcome.RELEASED
         elif outcome is Outcome.EXPIRED:
             hold.note_operator(round.replies)
-        hold.outcome = outcome
-        if released:
-            if outcome in LOST:
-                hold.release_came_too_late(outcome)
-            hold.keeper.notify("lock_released", lease=self, outcome=outcome)
+        if released and outcome in LOST:
+            hold.release_came_too_late(outcome)
         return outcome
 
     def _report(self) -> None:
@@ -540,7 +547,6 @@ class LeaseHold(HoldState):
         self.clock = keeper.runtime.clock
         self.renewed = renewed
         self.tended = not wanted.detached  # whether the watchdog looks after it
-        self.limit = wanted.limit
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
         self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it

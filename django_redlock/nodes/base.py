@@ -20,8 +20,8 @@ from .clock import steady
 
 T = TypeVar("T")
 
-Packed = dict[int, bytes | list[bytes]]
-"""The bytes of the requests of a round, which several nodes are sent, or those of the parts of a long request."""
+Packed = dict[int, list[bytes]]
+"""The bytes of the requests of a round, which several nodes are sent, but for what is each node's own between them."""
 
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "

@@ -176,9 +176,9 @@ class RedisLink:
 
     def _next(self, request: Request | None = None) -> Any:
         """Return the next reply, read ahead or not, or ``NOTHING``; raise the error that ended the connection."""
+        if self._ahead is NOTHING:
+            return self._read(request)
         raw, self._ahead = self._ahead, NOTHING
-        if raw is NOTHING:
-            raw = self._read(request)
         if isinstance(raw, LinkError):
             raise raw
         return raw
@@ -186,17 +186,20 @@ class RedisLink:
     def readable(self) -> bool:
         """Read one reply ahead if all of it has arrived; a poll does not show the bytes that TLS holds back."""
         if self._ahead is NOTHING:
-            self._ahead = self._read()
+            try:
+                self._ahead = self._read()
+            except LinkError as error:
+                self._ahead = error
         return self._ahead is not NOTHING
 
     def _read(self, request: Request | None = None) -> Any:
         """
-        Return what has arrived, the error that ended the connection, or ``NOTHING``.
+        Return what has arrived, or ``NOTHING``; raise the error that ended the connection.
 
         A common reply to *request* is returned as a :class:`Reply`.
         """
         if self._sock is None:
-            return LinkError(Failure.RESET)
+            raise LinkError(Failure.RESET)
         replies = self._replies
         try:
             for _ in range(AT_ONCE):
@@ -204,7 +207,7 @@ class RedisLink:
                     return raw
                 data = self._sock.recv(READ_SIZE)
                 if not data:
-                    return LinkError(Failure.CLOSED)
+                    raise LinkError(Failure.CLOSED)
                 found = COMMON.fullmatch(data) if empty else None
                 if found and request and (reply := common_reply(request, found)):
                     return reply
@@ -213,9 +216,9 @@ class RedisLink:
         except BLOCKED:
             return NOTHING
         except OSError as error:
-            return link_error(error)
+            raise link_error(error) from None
         except ValueError:
-            return LinkError(Failure.MALFORMED)
+            raise LinkError(Failure.MALFORMED) from None
         return NOTHING if raw is PARTIAL else raw  # the caller polls, and so notices when its time has passed
 
     def close(self) -> None:

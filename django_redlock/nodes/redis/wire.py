@@ -85,23 +85,24 @@ class Encoder:
         if not self._shares:
             packed = {}
         key = -id(request) if in_full else id(request)
-        command = packed.get(key)
-        if command is None:
-            command = packed[key] = self._command(request, in_full)
-        if type(request) not in MARKED:
-            mark = b""
-        if isinstance(command, list):  # hardly ever
-            return b"".join([part + mark for part in command])
-        return command + mark
+        pieces = packed.get(key)
+        if pieces is None:
+            pieces = packed[key] = self._pieces(request, in_full)
+        return mark.join(pieces)
 
-    def _command(self, request: Request, in_full: bool) -> bytes | list[bytes]:
-        """Return the command that runs the request's script, by its digest or with its text; or one for each part."""
+    def _pieces(self, request: Request, in_full: bool) -> list[bytes]:
+        """
+        Return the bytes between which the mark belongs.
+
+        They are the command that runs the request's script, by its digest or with its text; or one for each part.
+        """
         kind = type(request)
         keys, count, text = self._say[kind](request)
         if keys > PART and many(request):  # each name has a key, so most requests need no second look
-            said = [self._say[kind](part) for part in split(request)]
-            return [f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode() for keys, count, text in said]
-        return f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
+            commands = [self._pieces(part, in_full)[0] for part in split(request)]
+            return [*commands, b""] if kind in MARKED else [b"".join(commands)]
+        command = f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
+        return [command, b""] if kind in MARKED else [command]
 
     # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order;
     # of the requests in ``MARKED``, the number counts the mark, too.
