@@ -254,8 +254,8 @@ class SingletonTask(BaseTask[P, R]):
 
         The body may have changed a list or a dict among them since. Its call is still the one that was made.
         """
-        run, request = self.singleton_run, self.request
-        if not run or task_id != request.id:
+        request = self.request
+        if task_id != request.id or not (run := getattr(request, EXECUTION, None)):
             return ""
         own_args, own_kwargs = request.args or (), request.kwargs or {}
         same = len(args) == len(own_args) and kwargs.keys() == own_kwargs.keys()
