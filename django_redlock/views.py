@@ -35,9 +35,11 @@ from .db.requests import (
     METHODS,
     RequestLock,
     class_of,
+    dispatches,
     handler_of,
     is_framework,
     locks_before,
+    locks_later,
     locks_of,
     locks_taken,
     locks_within,
@@ -181,7 +183,8 @@ class Decorator(Options):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
         if isinstance(view, LockedMethod):
             return LockedMethod(view, self)
-        if inspect.isfunction(view) and next(iter(inspect.signature(view).parameters), "") == "self":
+        first = next(iter(inspect.signature(view).parameters), "") if inspect.isfunction(view) else ""
+        if first == "self" and class_of(view) is None:  # a ViewSet's view has the signature of its dispatch()
             return LockedMethod(view, self)
         if not isinstance(view, type):
             return Guard.of_view(view, self).around(view)
@@ -399,8 +402,9 @@ class Guard:
         name = f"{named.__module__}.{getattr(named, '__qualname__', named)}"
         if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
             name, owner = "a class", None
-        # A method bound by method_decorator is a partial that wraps the function with `self`.
-        return cls(name, inspect.signature(view, follow_wrapped=not isinstance(view, partial)), options, owner)
+        # What method_decorator has bound, and the view of a ViewSet, name a method that they wrap, with its `self`.
+        follow = not isinstance(view, partial) and class_of(view) is None
+        return cls(name, inspect.signature(view, follow_wrapped=follow), options, owner)
 
     @classmethod
     def of_method(cls, method: Callable[..., Any], options: Options) -> "Guard":
@@ -735,17 +739,21 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         if owner is None:
             continue
         named = f"{owner.__module__}.{owner.__qualname__}"
-        for name, base in _hidden(view, owner) if atomic else ():
+        methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
+        for name, hidden in _hidden(view, owner, methods) if atomic else ():
             text = (
-                f"{named}.{name}() hides the @locked_view of {base.__module__}.{base.__qualname__} from "
-                "ATOMIC_REQUESTS: each request that it would lock fails, because its transaction is already open."
+                f"{named}.{name}() hides the @locked_view of {hidden} from ATOMIC_REQUESTS: each request that it would "
+                "lock fails, because its transaction is already open."
             )
             decorated = f"the class {owner.__name__}" if name == "dispatch" else f"{owner.__name__}.{name}()"
-            messages[text] = Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
-        methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
+            messages.setdefault(
+                f"{named}.{name}", Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
+            )
+        for text in _misplaced(owner, handlers):
+            messages[text] = Error(text, id="redlock.E014")
         for method in (each.upper() for each in methods):
             own = locks_taken(view, method)
-            taken += own
+            taken += [*own, *(lock for _, lock in locks_later(view, method))]
             needed = set[str]() if _is_positional(pattern) else _needed(view, owner, method, own)
             for name in sorted(needed - arguments):
                 text = (
@@ -763,12 +771,28 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
     return list(messages.values())
 
 
-def _hidden(view: Any, owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the methods of a view class that override a locked one of a base class, and have no lock themselves."""
+def _hidden(view: Any, owner: Any, methods: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the methods of a view class that lead to a locked one and have no lock themselves, and what each hides."""
     actions = (getattr(view, "actions", None) or {}).values()
     for name in () if locks_before(view) else ("dispatch", *METHODS, *actions):
         if not locks_of(getattr(owner, name, None)):
-            yield from ((name, base) for base in owner.__mro__ if locks_of(vars(base).get(name)))
+            bases = (base for base in owner.__mro__ if locks_of(vars(base).get(name)))
+            yield from ((name, f"{base.__module__}.{base.__qualname__}") for base in bases)
+    for method in (each.upper() for each in methods):
+        handler = "dispatch" if dispatches(owner) else handler_of(owner, getattr(view, "actions", None), method)
+        for name, _ in locks_later(view, method):
+            yield handler, f"{owner.__module__}.{owner.__qualname__}.{name}()"
+
+
+def _misplaced(owner: Any, handlers: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with locked methods that handle no request, which a decorator above hid from their class."""
+    for base in owner.__mro__:
+        for name, method in vars(base).items():
+            if locks_of(method) and name not in handlers and name != "dispatch":
+                try:
+                    check_handler(base, name, f"{base.__module__}.{base.__qualname__}.{name}")
+                except TypeError as error:
+                    yield str(error)
 
 
 def _is_positional(pattern: URLPattern) -> bool:

@@ -109,14 +109,49 @@ def reached(owner: Any, name: str) -> set[str]:
     return found
 
 
+def passed_to(owner: Any, name: str) -> list[str]:
+    """Return those of the handlers that run for a request to which only the frameworks' code leads."""
+    names = [name]
+    for each in names:
+        base = next((base for base in owner.__mro__ if each in vars(base)), None)
+        if base is not None and is_framework(base) and (code := getattr(unwrap(vars(base)[each]), "__code__", None)):
+            names += HANDLERS.intersection(code.co_names).difference(names)
+    return names
+
+
+def dispatches(owner: Any) -> bool:
+    """Return whether a view class has a ``dispatch()`` of the project, which may change data before a method runs."""
+    methods = [vars(base)["dispatch"] for base in owner.__mro__ if "dispatch" in vars(base)]
+    return not all(is_framework(unwrap(method)) for method in methods)
+
+
 def locks_taken(view: Any, method: str | None) -> tuple[RequestLock, ...]:
-    """Return the locks that a request takes before its view runs; the outermost comes first."""
-    locks, names, owner = locks_before(view), set[str](), class_of(view)
-    if owner is not None:
-        names = reached(owner, handler_of(owner, getattr(view, "actions", None), method))
-        for name in names:
-            locks += tuple(lock for lock in locks_of(getattr(owner, name, None)) if lock not in locks)
+    """
+    Return the locks that a request takes before code of the project runs; the outermost comes first.
+
+    The transactions are left to these locks. A method may have a lock of which its class does not know, because another
+    decorator is above it. Where a method or a ``dispatch()`` of the project leads to that one, Django opens the
+    transactions and the lock refuses them: what the project's code has changed before would not be rolled back.
+    """
+    locks, owner = locks_before(view), class_of(view)
+    if owner is None:
+        return tuple(lock for lock in locks if lock.takes(method, ()))
+    handler = handler_of(owner, getattr(view, "actions", None), method)
+    for name in () if dispatches(owner) else passed_to(owner, handler):
+        locks += tuple(lock for lock in locks_of(getattr(owner, name, None)) if lock not in locks)
+    names = reached(owner, handler)
     return tuple(lock for lock in locks if lock.takes(method, names))
+
+
+def locks_later(view: Any, method: str | None) -> Iterator[tuple[str, RequestLock]]:
+    """Yield the other locks that a request takes, as far as is known, each with the name of its method."""
+    if (owner := class_of(view)) is not None:
+        handler = handler_of(owner, getattr(view, "actions", None), method)
+        names, taken = reached(owner, handler), locks_taken(view, method)
+        for name in sorted(names):
+            for lock in locks_of(getattr(owner, name, None)):
+                if lock not in taken and lock.takes(method, names):
+                    yield name, lock
 
 
 def locks_within(view: Any) -> tuple[RequestLock, ...]:

@@ -1,7 +1,7 @@
 """``locked_view`` and Django REST framework: the user is known under the lock, and errors are problem details."""
 
 import json
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 
 import pytest
@@ -283,6 +283,35 @@ def test_method_that_handles_no_request_is_refused(of, name):
     assert f"Pay.{name}() handles no request. Decorate the class" in messages(wrong.value)
 
 
+def keeping(view):
+    """A decorator of the project, which hides the lock below it from the class."""
+
+    @wraps(view)
+    def wrapper(*args, **kwargs):
+        return view(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("name", ["initial", "perform_update", "check_permissions", "initialize_request"])
+@pytest.mark.parametrize("by", ["decorator of the method", "method_decorator", "decorator of the class"])
+def test_method_that_handles_no_request_is_found_by_a_check(settings, name, by):
+    """The class did not see the lock, so nothing was refused when it was made."""
+
+    class Pay(UpdateAPIView):
+        method = locked_view("orders")(lambda self, request: Response())
+        if by != "decorator of the class":
+            vars()[name] = {"method_decorator": method_decorator(never_cache)}.get(by, keeping)(method)
+        del method
+
+    if by == "decorator of the class":
+        Pay = method_decorator(locked_view("orders"), name=name)(Pay)
+    settings.ROOT_URLCONF = (path("<int:pk>/", Pay.as_view()),)
+
+    [found] = run_checks(tags=["urls"])
+    assert (found.id, f"Pay.{name}() handles no request. Decorate the class" in found.msg) == ("redlock.E014", True)
+
+
 # Every way to a locked method
 
 
@@ -391,6 +420,70 @@ def test_method_of_the_project_that_calls_a_locked_one(settings, api, order, mon
     monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
     with pytest.raises(RuntimeError, match=r"ByFramework\.update is inside a transaction"):
         api.post("/7/")
+
+
+class HiddenFromItsClass(Changes, ModelViewSet):
+    @method_decorator(never_cache)
+    @locked_view("order:{pk}")
+    def update(self, request, *args, **kwargs):
+        raise ZeroDivisionError
+
+    def partial_update(self, request, *args, **kwargs):
+        save_as_paid(7)
+        return super().partial_update(request, *args, **kwargs)
+
+
+class HiddenForm(FormView):
+    @method_decorator(csrf_exempt)
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        raise ZeroDivisionError
+
+    def put(self, request, *args, **kwargs):
+        save_as_paid(7)
+        return super().put(request, *args, **kwargs)
+
+
+class Dispatches:
+    def dispatch(self, request, *args, **kwargs):
+        save_as_paid(7)
+        return super().dispatch(request, *args, **kwargs)
+
+
+class DispatchesForm(Dispatches, HiddenForm): ...
+
+
+class DispatchesTwice(Dispatches, ByView):
+    perform_update = Changes.get_object
+
+
+class DispatchesOneFunction(Dispatches, ByOneFunction): ...
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize(
+    ("view", "method", "hider"),
+    [
+        (HiddenFromItsClass.as_view({"patch": "partial_update"}), "PATCH", "HiddenFromItsClass.partial_update()"),
+        (csrf_exempt(HiddenForm.as_view()), "PUT", "HiddenForm.put()"),
+        (csrf_exempt(DispatchesForm.as_view()), "POST", "DispatchesForm.dispatch()"),
+        (DispatchesTwice.as_view(), "PUT", "DispatchesTwice.dispatch()"),
+        (DispatchesOneFunction.as_view(), "PUT", "DispatchesOneFunction.dispatch()"),
+    ],
+)
+def test_what_a_method_changes_before_a_hidden_lock_is_rolled_back(
+    settings, api, order, atomic_requests, view, method, hider
+):
+    """The transaction is not left to a lock that comes later: the lock refuses it, and a check says where to put it."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", view),)
+
+    with pytest.raises(RuntimeError, match="is inside a transaction"):
+        api.generic(method, "/7/")
+
+    assert not paid_as_others_see()
+    found = run_checks(tags=["urls"])
+    assert {each.id for each in found} == {"redlock.E013"}
+    assert any(f".{hider} hides the @locked_view" in each.msg for each in found)
 
 
 def test_action_that_only_reads_is_locked_as_well(api):
@@ -563,6 +656,23 @@ def test_forgotten_key_is_found_whatever_is_around_the_decorator(settings):
     assert [each.id for each in run_checks(tags=["urls"])] == ["redlock.E012", "redlock.E012"]
     with pytest.raises(TypeError, match="needs a key in parentheses"):
         Pay.as_view()(APIRequestFactory().post("/"))
+
+
+def test_lock_at_the_url_of_a_set_of_views(api, settings):
+    """What ``as_view()`` returns is a view, though that of a ViewSet names a method that it wraps."""
+
+    class Orders(ViewSet):
+        authentication_classes = permission_classes = ()
+
+        def create(self, request, pk):
+            return Response()
+
+    view = locked_view("order:{pk}")(Orders.as_view({"post": "create"}))
+    settings.ROOT_URLCONF = (path("<int:pk>/", view),)
+
+    assert api.post("/7/").status_code == 200
+    with lock("view:order:7"):
+        assert api.post("/7/").status_code == 409
 
 
 # Errors

@@ -36,7 +36,7 @@ from tests.shop.helpers import is_free
 NAME = "view:order:7"
 DATABASES = ["default", "warehouse"]
 CLASSES = ["class", "api class", "viewset"]
-PLACES = ["class", "dispatch", "method", "method_decorator"]
+PLACES = ["class", "dispatch", "method", "method_decorator", "subclass of a class", "URL of a class"]
 
 pytestmark = [
     pytest.mark.usefixtures("shop"),
@@ -158,11 +158,15 @@ class Way:
         made = type("Pay", (base,), {name: method, "__module__": __name__})
         made = on_dispatch(self._at("below", mark))(made)
         made = {"class": lock, "dispatch": on_dispatch(lock)}.get(self.lock, nothing)(made)
+        if self.lock == "subclass of a class":
+            made = lock(type("Locked", (made,), {"__module__": __name__}))
         made = on_dispatch(self._at("above", mark))(made)
         child = on_dispatch(self._at("subclass", mark))(type("Child", (made,), {"__module__": __name__}))
         mixed = type("Mixed", (LoginRequiredMixin, made), {"__module__": __name__})
-        marked = self._at("URL", mark)(made.as_view(*actions))
-        return [made.as_view(*actions), child.as_view(*actions), mixed.as_view(*actions), marked]
+        views = [each.as_view(*actions) for each in (made, child, mixed, made)]
+        if self.lock == "URL of a class":
+            views = [lock(view) for view in views]
+        return [*views[:3], self._at("URL", mark)(views[3])]
 
 
 def ways(kind: str, asynchronous: bool, place_of_lock: str) -> Iterator[Way]:
