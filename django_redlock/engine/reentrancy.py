@@ -336,10 +336,12 @@ class WaitCheck:
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         inside = [lease for lease in own if lease.hold.in_block and lease.hold.taken_by == self._who]
         if self._are_in_the_way(inside):
+            hold, wanted = inside[0].hold, self._wanted
+            again = (hold.names, hold.shared, hold.limit) == (wanted.names, wanted.shared, wanted.limit)
             raise RuntimeError(
-                f"Lock {named(self._wanted.names)!r} is held by this thread or task itself, since {_place(inside[0])}; "
-                f"at {self._where} it would wait for itself. Pass the lease on, write reentrant=True in both "
-                "places, or wait=0."
+                f"Lock {named(wanted.names)!r} is held by this thread or task itself, since {_place(inside[0])}; "
+                f"at {self._where} it would wait for itself. Pass the lease on, "
+                f"{'write reentrant=True in both places, or wait=0.' if again else 'or write wait=0.'}"
             )
         if self._are_in_the_way(own):
             self._own, self._due = own[0], self._manager.runtime.clock() + self._wanted.ttl

@@ -101,12 +101,14 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
     ],
 )
 def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
-    """Only the waiting thread could end the hold that it waits for; the error names both places."""
+    """Only the waiting thread could end the hold that it waits for; the error names both places, and what would work."""
     with lock("self", **outer):
         with pytest.raises(
             RuntimeError, match=r"'self'.*test_everyday\.py:\d+; at .*test_everyday\.py:\d+ it would wait"
-        ):
+        ) as refused:
             lock("self", **inner).acquire()
+        same = all({"shared", "limit"}.isdisjoint(options) for options in (outer, inner))
+        assert ("reentrant=True" in str(refused.value)) == same
         with pytest.raises(LockTakenError):
             lock("self", **{**inner, "wait": 0}).acquire()
     assert lock("self", wait=0).acquire().release() == "released"
