@@ -101,7 +101,7 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
     ],
 )
 def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
-    """Only the waiting thread could end the hold that it waits for; the error names both places, and what would work."""
+    """Only the waiting thread could end the hold that it waits for; the error names both places and the remedy."""
     with lock("self", **outer):
         with pytest.raises(
             RuntimeError, match=r"'self'.*test_everyday\.py:\d+; at .*test_everyday\.py:\d+ it would wait"
