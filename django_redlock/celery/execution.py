@@ -1,10 +1,6 @@
 """One run of a singleton task in this process, and its slot (internal)."""
 
-import ctypes
 import logging
-import sys
-import threading
-import time
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -22,15 +18,12 @@ from ..engine.lease import (
     successor,
 )
 from ..engine.manager import LockManager
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..nodes.clock import steady
-from ..nodes.threads import STARTS
 from ..singleton.slots import CLAIM, Claim, Holder, Ticket
 from .signals import LOST, STOLEN, report
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
-PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
 
 log = logging.getLogger("django_redlock")
 FRESH = 5.0  # seconds after which the length of a task's last run no longer counts
@@ -61,14 +54,10 @@ class Execution:
         self.goes_on = False  # in another message, which has the slot
         self._in_queue = in_queue
         self._kept = kept
-        self._interrupt: Interrupt | None = None
         self._clock = locks[ticket.using].runtime.clock
         self._since = self._clock()
         if lease:
             log_loss_with(lease, self._report_loss)
-            if task.singleton_options.on_lost == "raise":
-                self._interrupt = interrupt = Interrupt()
-                lease.on_lost(lambda lease: interrupt.strike())
 
     def hand_over(self, ticket: Ticket, ttl: float) -> Claim:
         """
@@ -88,7 +77,6 @@ class Execution:
             resume_renewal(self.lease)
             raise
         passed_on(self.lease)
-        self._disarm()
         self.handed_over = self.goes_on = True
         return found
 
@@ -123,7 +111,6 @@ class Execution:
             hold: Whether ``hold_for`` counts, because the body has ended. Then the release of a run whose result nobody
                 sees may still be under way when this returns. In all other cases the slot is free by then.
         """
-        self._disarm()
         if self.handed_over:
             return
         self.handed_over = True
@@ -146,10 +133,6 @@ class Execution:
         inline = request.is_eager or request.called_directly  # no caller can read the result by its id
         return self.ticket.keep_held(self.lease, seconds, self.task.name, "" if inline else self.ticket.task_id)
 
-    def _disarm(self) -> None:
-        if self._interrupt:
-            self._interrupt.disarm()
-
     def _report_loss(self, lease: Lease) -> None:
         reason = lease.reason or EndReason.EXPIRED
         event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
@@ -169,76 +152,3 @@ def last_length(task: Any, using: str) -> float | None:
     manager = locks[using]
     seconds, at = _lengths.get(manager, {}).get(task.name, (0.0, -inf))
     return seconds if manager.runtime.clock() - at < FRESH else None
-
-
-class SlotLostError(LockLostError):
-    """The slot of a singleton was lost while its body ran; raised at an arbitrary point in the body."""
-
-    def __init__(self, name: str = "", reason: str = "expired", held: float = 0.0) -> None:
-        super().__init__(name, reason, held)
-
-
-class Interrupt:
-    """A means to raise :class:`SlotLostError` in the thread or greenlet that created it."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._greenlet = _current_greenlet()
-        self._mutex = threading.Lock()
-        self._armed = True
-        self.struck = False
-
-    def strike(self) -> None:
-        """Interrupt the body, unless it has ended."""
-        with self._mutex:
-            if not self._armed or self.struck:
-                return
-            self.struck = True
-            if self._greenlet is not None:
-                hub, greenlet = self._greenlet
-                hub.loop.run_callback_threadsafe(greenlet.throw, SlotLostError)
-            elif threading.get_ident() != self._thread:  # else the body itself has just checked, and gets the error
-                raise_in(self._thread, SlotLostError)
-
-    def disarm(self) -> None:
-        """Note, in its thread, that the body has ended; withdraw an exception that has not reached it yet."""
-        with self._mutex:
-            pending = self._armed and self.struck and self._greenlet is None
-            self._armed = False
-        if pending:
-            # Up to Python 3.12, withdrawing it would leave a mark in the interpreter that slows all threads down and
-            # makes ``sys.settrace`` hang. An exception that arrives removes the mark, so it is raised again here, where
-            # it is harmless.
-            with suppress(SlotLostError):
-                raise_in(self._thread, SlotLostError)
-                for _ in range(1000):
-                    pass
-
-
-def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise *error* in the thread with the given number, before its next instruction."""
-    # Up to Python 3.11, a new thread has the number of the thread that started it until it runs. It would
-    # get the exception, and a start() that waits for it would never return.
-    until = steady() + (PATIENCE if sys.version_info < (3, 12) else 0)
-    number, raised = ctypes.c_ulong(thread), ctypes.py_object(error)
-    while steady() < until and _starts_another(thread):
-        time.sleep(0.001)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
-
-
-def _starts_another(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame:
-        if frame.f_code in STARTS:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _current_greenlet() -> tuple[Any, Any] | None:
-    """Return the hub and the greenlet that runs, if tasks are greenlets here."""
-    monkey: Any = sys.modules.get("gevent.monkey")
-    if monkey is None or not monkey.is_module_patched("threading"):
-        return None
-    gevent: Any = sys.modules["gevent"]
-    return gevent.get_hub(), gevent.getcurrent()

@@ -36,7 +36,6 @@ from ..singleton.handle import P
 from ..singleton.options import (
     OPTIONS,
     OnDuplicate,
-    OnLost,
     OnOverlap,
     OnUnavailable,
     Redelivery,
@@ -47,7 +46,7 @@ from ..singleton.options import (
 )
 from ..singleton.slots import DuplicateTask, Ticket
 from .dispatch import Call, R, SingletonResult, eager_result, mixed_result
-from .execution import EXECUTION, Execution, SlotLostError
+from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .pending import TrailingCall, discard
 from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_call
@@ -83,7 +82,6 @@ def singleton_task(
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
-    on_lost: OnLost = ...,
     on_unavailable: OnUnavailable = ...,
     redelivery: Redelivery = ...,
     lock_direct_calls: bool = ...,
@@ -106,7 +104,6 @@ def singleton_task(
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
-    on_lost: OnLost = ...,
     on_unavailable: OnUnavailable = ...,
     redelivery: Redelivery = ...,
     lock_direct_calls: bool = ...,
@@ -375,9 +372,6 @@ class SingletonTask(BaseTask[P, R]):
         except (Retry, Ignore):
             arrival.note_done(execution, goes_on=True)
             raise
-        except SlotLostError:
-            execution.ensure()
-            raise
         finally:
             if self.singleton_stays(sys.exc_info()[1], execution.ticket):
                 execution.give_back()
@@ -397,7 +391,7 @@ class SingletonTask(BaseTask[P, R]):
         try:
             about = {"pid": os.getpid(), "hostname": request.hostname}
             self.backend.store_result(request.id, about, states.STARTED, request=request)
-        except (SoftTimeLimitExceeded, SlotLostError):
+        except SoftTimeLimitExceeded:
             raise
         except Exception as error:
             log.warning("could not store that task %s has started: %r", printable(request.id), error)

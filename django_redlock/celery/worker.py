@@ -16,7 +16,7 @@ from kombu.exceptions import EncodeError
 from ..core.names import GOES_ON, NOTE, slug
 from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory import find_locks
 from ..nodes.clock import steady
@@ -36,7 +36,7 @@ from ..singleton.slots import (
     peek,
 )
 from .dispatch import Call
-from .execution import EXECUTION, Execution, SlotLostError, last_length, note_length
+from .execution import EXECUTION, Execution, last_length, note_length
 from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report_holder
 
@@ -595,7 +595,7 @@ class Arrival:
             return meta
         except NotImplementedError:
             return {}
-        except (SoftTimeLimitExceeded, RedlockError):  # raised in this thread, whatever it was doing
+        except SoftTimeLimitExceeded:
             raise
         except Exception as error:
             raise NoResultsError(f"{type(error).__name__}: {error}") from error
@@ -748,9 +748,6 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     task.push_request(**{EXECUTION: execution})
     try:
         yield
-    except SlotLostError:
-        execution.ensure()
-        raise
     finally:
         execution.end()
         task.pop_request()

@@ -145,10 +145,6 @@ def call_soon(loop: AbstractEventLoop, function: Callable[..., object], *args: A
         loop.call_soon_threadsafe(function, *args)
 
 
-STARTS = frozenset({_start.__code__, threading.Thread.start.__code__})
-"""The functions that start threads."""
-
-
 class Background:
     """
     A daemon thread that exists while it has something to do.

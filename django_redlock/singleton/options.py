@@ -13,7 +13,6 @@ from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
 OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]
-OnLost = Literal["flag", "raise"]
 Redelivery = Literal["resume", "drop"]
 
 
@@ -111,7 +110,6 @@ class SingletonOptions:
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
         version: A number to increase when the meaning of the key changes.
-        on_lost: The consequence for a body that lost its slot: ``flag`` lets it check, ``raise`` interrupts it.
         on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
             "retry", "run" or "fail"}``; a stage that is not given keeps the first choice.
         redelivery: How a worker treats a message that the broker delivers again after a run of it had begun:
@@ -135,7 +133,6 @@ class SingletonOptions:
     using: str = DEFAULT_ALIAS
     group: str | None = None
     version: int = 1
-    on_lost: OnLost = "flag"
     on_unavailable: OnUnavailable = field(default_factory=OnUnavailable)
     redelivery: Redelivery = "resume"
     lock_direct_calls: bool = False
@@ -145,7 +142,6 @@ class SingletonOptions:
         _choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         if not isinstance(self.overlap, Return):
             _choice("on_overlap", self.overlap, get_args(Overlap))
-        _choice("on_lost", self.on_lost, get_args(OnLost))
         _choice("redelivery", self.redelivery, get_args(Redelivery))
         seconds("lease", self.lease)
         optional_seconds("max_hold", self.max_hold)
@@ -242,8 +238,6 @@ class SingletonOptions:
             )
         if self.wait_for is not None and self.overlap not in ("wait", "follow"):
             raise ValueError(f"wait_for has no meaning with on_overlap={self.overlap!r}; write on_overlap='wait'.")
-        if self.on_lost == "raise" and self.scope == WAITING:
-            raise ValueError("on_lost='raise' has no meaning with scope='until_executing': a run has no slot to lose.")
         if self.max_hold is not None and self.scope == WAITING:
             raise ValueError("max_hold has no meaning with scope='until_executing': a run has no slot to hold.")
 

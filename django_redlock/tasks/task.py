@@ -36,7 +36,6 @@ REFUSED = {
     "on_overlap": "a row whose slot another run has waits in its worker, because a row that was skipped has no state",
     "wait_for": "a row whose slot another run has waits in its worker until it has the slot",
     "redelivery": "no backend delivers a row twice; redlock_reap_tasks repeats the rows of dead workers, or fails them",
-    "on_lost": "nothing can interrupt a body; call task.singleton.check() between its steps",
     "lock_direct_calls": "a direct call runs the body alone; write with lock(...) around it",
 }
 REFUSED_DUPLICATES = {

@@ -255,7 +255,6 @@ def calls() -> None:
     using="default",
     group="shops",
     version=2,
-    on_lost="raise",
     redelivery="drop",
     lock_direct_calls=True,
     acks_late=True,

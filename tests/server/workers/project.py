@@ -196,11 +196,12 @@ def compute(self: Any, what: str) -> bool:
     return bool(self.singleton.lost)
 
 
-@singleton_task(lease=LEASE, on_lost="raise")
-def spin(what: str) -> None:
+@singleton_task(lease=LEASE, bind=True)
+def spin(self: Any, what: str) -> None:
     stage(what).say("started")
     while True:
         time.sleep(0.01)
+        self.singleton.check()
 
 
 @singleton_task(on_overlap="follow")

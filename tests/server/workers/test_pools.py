@@ -91,8 +91,8 @@ def test_retry_and_copies(pool, what, stage):
     assert not any(result.duplicate for result in results)
 
 
-def test_interrupted_when_lost(started, prefork, stages, what):
-    """With ``on_lost="raise"`` a looping body is interrupted in every pool when somebody else has the slot."""
+def test_body_notices_that_its_slot_was_lost(started, prefork, stages, what):
+    """``check()`` ends a looping body in every pool when somebody else has the slot."""
     queues = [prefork, *(pool for pool in started if pool != "solo")]  # solo does nothing else until its body ends
     calls = {queue: f"{what} {queue}" for queue in queues}
     results = {queue: send("spin", queue, call) for queue, call in calls.items()}

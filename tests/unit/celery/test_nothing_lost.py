@@ -269,7 +269,7 @@ def test_nodes_fall_silent_after_the_slot_was_taken(make, worker, memory_nodes, 
 def test_slot_is_lost_before_the_body_begins(make, worker):
     """A body does not begin without its slot because the questions before it took longer than the lease."""
     with Simulation(nodes=3, check=False) as simulation:
-        task = make(on_lost="raise")
+        task = make()
         result = task.delay(7)
 
         def pause(lease, **about):
