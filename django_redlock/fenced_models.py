@@ -36,7 +36,8 @@ class FencedQuerySet(models.QuerySet[M]):
         """
         Update all rows, or none if a later holder of the lock has written one of them; return how many.
 
-        ``F()`` expressions are safe; a value that was read before is not.
+        ``F()`` expressions are safe; a value that was read before is not. Rows that no longer match the filter when the
+        update reaches them are not updated and not reported.
 
         Args:
             lease: The exclusive lease of the lock that all writers of these rows take.

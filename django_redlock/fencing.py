@@ -118,9 +118,9 @@ def fenced(
     lease is lost then), ``RuntimeError`` when a transaction is already open, ``ImproperlyConfigured`` when the routers
     of the project send reads elsewhere and :class:`~django_redlock.routers.FencedRouter` is not the first of them, and
     errors of the database. Leaving the block raises ``LockLostError`` when the lease has ended or less than the margin
-    is left, and errors of the database. If anything is raised, nothing is committed, with two exceptions: an error in a
-    callback of ``on_commit()``, and, with several databases, a commit that fails after others. The error then has a
-    note that says what is committed.
+    is left, and errors of the database. If anything is raised, nothing is committed, with three exceptions: an error in
+    a callback of ``on_commit()``, a connection that is lost at the end, and, with several databases, a commit that
+    fails after others. The error then has a note that says what is committed.
     """
     if isinstance(lease, Lease) or not isinstance(lease, Iterable):
         lease = [lease]
@@ -207,7 +207,7 @@ class Fenced(Block[None]):
 
     @contextmanager
     def _transaction(self, committed: list[str]) -> Iterator[None]:
-        """Do what the block does; *committed* gets the databases whose transactions have been committed."""
+        """Do what the block does; *committed* gets the databases whose transactions have been, or may be, committed."""
         used: dict[str, object] = {}
         try:
             with ExitStack() as opened:
@@ -216,28 +216,29 @@ class Fenced(Block[None]):
                 self._check()  # the last thing before COMMIT
                 used = {alias: connections[alias].connection for alias in self._databases}
         except BaseException as error:
-            lost = [alias for alias in used if connections[alias].connection is not used[alias]]
-            if note := self._outcome(committed, lost):
+            unknown = [alias for alias in used if alias not in committed and is_lost(alias, used[alias])]
+            if note := self._outcome(committed, unknown):
                 error.add_note(note)
+            committed += unknown
             raise
 
-    def _outcome(self, committed: list[str], lost: list[str]) -> str:
+    def _outcome(self, committed: list[str], unknown: list[str]) -> str:
         """
         Say what is committed after an error, or nothing if all was rolled back.
 
         Args:
             committed: The databases whose transactions have been committed.
-            lost: The databases whose connections were lost at the end of the block.
+            unknown: The other databases whose connections were lost at the end of the block.
         """
-        unknown = [alias for alias in lost if alias not in committed]
         rest = [alias for alias in self._databases if alias not in (*committed, *unknown)]
         said = []
         if committed:
             said.append(f"The transaction of {_named(committed)} has been committed: its changes are kept.")
-        if committed and rest:
-            said.append(f"That of {_named(rest)} has been rolled back.")
         if unknown:
-            said.append(f"Whether that of {_named(unknown)} has been committed is not known: its connection was lost.")
+            named = _named(unknown)
+            said.append(f"Whether the transaction of {named} has been committed is not known: its connection was lost.")
+        if said and rest:
+            said.append(f"That of {_named(rest)} has been rolled back.")
         return " ".join(said)
 
     @asynccontextmanager
@@ -412,6 +413,17 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str:
 def left_to(alias: str) -> str:
     """Return what leaves the transactions of a database to the view, for a message."""
     return f"mark what the URL leads to (of a class, dispatch()) with @transaction.non_atomic_requests({alias!r})"
+
+
+def is_lost(alias: str, used: object) -> bool:
+    """
+    Return whether the connection of a transaction that has ended was lost at its end.
+
+    Either Django replaced it, or could not turn autocommit on again, as when it was lost just after COMMIT.
+    """
+    connection = connections[alias]
+    to_turn_on = connection.commit_on_exit and not connection.in_atomic_block  # not inside another transaction
+    return connection.connection is not used or (to_turn_on and not connection.autocommit)
 
 
 def _named(aliases: list[str]) -> str:

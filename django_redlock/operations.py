@@ -191,9 +191,7 @@ class RequireFence(Operation):
     def _statements(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model], parts: list[Part]) -> list[str]:
         table, fences = (schema_editor.quote_name(each._meta.db_table) for each in (model, Fence))
         installed = self._installed(schema_editor, model)
-        number = installed[-1][0] if installed else 0
-        if not installed or installed[-1][1] != self.lock:
-            number += 1
+        number = installed[-1][0] + 1 if installed else 1  # also for the same lock again: its way back is a step, too
         arguments = ", ".join(map(schema_editor.quote_value, self._arguments(schema_editor, model, parts)))
         install = f"EXECUTE FUNCTION redlock_require_fence({arguments})"
         statements = [
@@ -202,7 +200,7 @@ class RequireFence(Operation):
             f"DROP TRIGGER IF EXISTS redlock_note_claim ON {fences}",
             f"CREATE TRIGGER redlock_note_claim AFTER UPDATE OF token, owner ON {fences} "
             "FOR EACH ROW EXECUTE FUNCTION redlock_note_claim()",
-            *(self._switch(schema_editor, model, "DISABLE", earlier) for earlier, _ in installed if earlier < number),
+            *(self._switch(schema_editor, model, "DISABLE", earlier) for earlier, _ in installed),
             *self._removal(schema_editor, model, number),
             # For each row, because PostgreSQL gives the partitions of a table only such triggers.
             f"CREATE TRIGGER {TRIGGER}{number:03} BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW {install}",

@@ -193,6 +193,23 @@ def test_one_step_back_is_one_step_back(shop):
     insert("8")
 
 
+def test_one_step_back_from_the_same_lock_again_leaves_the_table_closed(shop, engine):
+    """Two operations with one lock are two steps: the table stays closed until both are gone."""
+    orders = Order.objects.using(shop.alias)
+    again = RequireFence("Order", lock="orders")
+    shop.forwards(again, again, RequireFence("Order", lock="other"), again)
+
+    for lock in ("orders", "other", "orders", "orders"):
+        if engine.scheme == "postgresql":
+            refused(orders.create)
+        with fenced(lease_of(lock), using=shop.alias):
+            orders.create()
+        shop.backwards()
+    orders.create()
+
+    assert orders.count() == 5
+
+
 @postgresql_only
 def test_removed_column_leaves_the_table_closed(shop):
     """Without the column that names the lock, and where it is NULL, writes are refused with the column's name."""

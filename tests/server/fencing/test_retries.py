@@ -23,6 +23,7 @@ PLACES = {  # the place of the error: what is committed by then
     "claim of y": [],
     "body": [],
     "commit of y": [],
+    "end of y": ["y"],  # after COMMIT, when Django turns autocommit on again: MySQL and MariaDB need a statement for it
     "callback of y": ["y"],
     "commit of x": ["y"],
     "callback of x": ["y", "x"],
@@ -58,6 +59,7 @@ class Work:
         self.place = place
         self.conflicts = conflicts
         self.calls = 0
+        self.ended: list[str] = []
         self.error: DatabaseError | None = None
 
     def __call__(self) -> str:
@@ -83,6 +85,7 @@ class Work:
             for alias in (FIRST, SECOND):
                 stack.enter_context(connections[alias].execute_wrapper(self._claim(alias)))
                 patch.setattr(connections[alias], "_commit", self._commit(alias, connections[alias]._commit))
+                patch.setattr(connections[alias], "_set_autocommit", self._end(alias))
             yield
 
     def _claim(self, alias: str) -> Callable:
@@ -97,6 +100,17 @@ class Work:
         def instead() -> None:
             self.at(f"commit of {alias}")
             commit()
+            self.ended.append(alias)
+
+        return instead
+
+    def _end(self, alias: str) -> Callable[[bool], None]:
+        set_autocommit = connections[alias]._set_autocommit
+
+        def instead(autocommit: bool) -> None:
+            if autocommit and alias in self.ended:
+                self.at(f"end of {alias}")
+            set_autocommit(autocommit)
 
         return instead
 
@@ -167,8 +181,19 @@ def test_lost_connection_leaves_open_what_is_committed(two, monkeypatch):
         fenced(two, using=FIRST, retries=2).run(CounterTable(FIRST).read)
 
     assert raised.value.__notes__ == [
-        "Whether that of database 'y' has been committed is not known: its connection was lost."
+        "Whether the transaction of database 'y' has been committed is not known: its connection was lost."
     ]
+
+
+def test_error_without_autocommit_reports_no_lost_connection(two):
+    """A block inside a transaction of the caller, who has turned autocommit off, does not turn it on at its end."""
+    transaction.set_autocommit(False, using=SECOND)
+
+    with pytest.raises(ZeroDivisionError) as raised, fenced(two, using=[FIRST, SECOND], nested=True):
+        transaction.on_commit(lambda: 1 / 0, using=FIRST)
+
+    assert "lost" not in raised.value.__notes__[0]
+    assert said(raised.value) == [FIRST]
 
 
 @pytest.mark.parametrize(

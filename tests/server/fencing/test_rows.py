@@ -66,30 +66,41 @@ def weights(alias: str) -> list[int]:
 @pytest.mark.parametrize(("engine", "level"), LEVELS, indirect=["engine"])
 def test_update_that_waited_for_a_later_holder_changes_nothing(pallets, engine, level, shape):
     """An earlier holder that waits for a row of a later one is refused, and leaves that row and all others alone."""
-    early, late = lease_of("pallets", fencing_token=33), lease_of("pallets", fencing_token=34)
-    last = Pallet.objects.using(pallets).order_by("-pk")[0]
+    expected = {"child": "TypeError"}.get(shape, "StaleTokenError")
+    if (engine.scheme, level) == ("postgresql", "repeatable read") and shape != "child":
+        expected = "OperationalError"  # a serialization failure
 
-    def overtaken() -> str:
+    assert overtaken(pallets, engine, SHAPES[shape]) == expected
+    assert weights(pallets) == [0, 2]
+
+
+def overtaken(alias: str, engine, rows: Callable) -> object:
+    """Let a later holder set a weight to 2 while an earlier one sets all to 1; return what the earlier one gets."""
+    early, late = lease_of("pallets", fencing_token=33), lease_of("pallets", fencing_token=34)
+    last = Pallet.objects.using(alias).order_by("-pk")[0]
+
+    def update() -> object:
         try:
-            SHAPES[shape](pallets).fenced_update(early, weight=1)
+            return rows(alias).fenced_update(early, weight=1)
         except (StaleTokenError, TypeError, DatabaseError) as error:
             return type(error).__name__
         finally:
             connections.close_all()
-        return "nothing"
 
     with ThreadPoolExecutor(1) as pool:
-        with transaction.atomic(using=pallets):
-            Pallet.objects.using(pallets).filter(pk=last.pk).fenced_update(late, weight=2)
-            raised = pool.submit(overtaken)
+        with transaction.atomic(using=alias):
+            Pallet.objects.using(alias).filter(pk=last.pk).fenced_update(late, weight=2)
+            got = pool.submit(update)
             # InnoDB looks again only if nobody has asked it for a tenth of a second.
-            wait_until(lambda: raised.done() or engine.execute(WAITING[engine.scheme]), pause=0.2)
-        expected = {"child": "TypeError"}.get(shape, "StaleTokenError")
-        if (engine.scheme, level) == ("postgresql", "repeatable read") and shape != "child":
-            expected = "OperationalError"  # a serialization failure
-        assert raised.result(60) == expected
+            wait_until(lambda: got.done() or engine.execute(WAITING[engine.scheme]), pause=0.2)
+        return got.result(60)
 
-    assert weights(pallets) == [0, 2]
+
+@pytest.mark.parametrize(("engine", "level"), [LEVELS[0], *LEVELS[2:]], indirect=["engine"])
+def test_row_that_a_later_holder_takes_out_of_the_filter_is_left_alone(pallets, engine):
+    """A row that no longer matches when the update reaches it is neither overwritten nor reported."""
+    assert overtaken(pallets, engine, lambda alias: Pallet.objects.using(alias).filter(weight=0)) == 1
+    assert weights(pallets) == [1, 2]
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "child"])
