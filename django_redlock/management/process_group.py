@@ -17,7 +17,7 @@ from typing import Any
 
 from ..nodes.clock import steady
 
-PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGCONT", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
 # The guardian reads the number of the group, and then nothing until the writer is gone: a killed process closes its
@@ -193,6 +193,8 @@ def passed_on() -> Iterator[Callable[[Child], None]]:
             child.signal(early.pop(0))
 
     if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; the system would reap the program
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for name in PASSED_ON:
             number = getattr(signal, name)
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -207,10 +209,14 @@ def passed_on() -> Iterator[Callable[[Child], None]]:
 @contextmanager
 def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
     """
-    Lend the terminal to a group, which may then read it and gets Ctrl-C and Ctrl-Z, whenever this process has it.
+    Lend the terminal to a group that wants it, and stop and continue together with the group, as shells expect.
 
-    It yields a function that is called with a signal that stopped the group. By Ctrl-Z, or if the group wants a
-    terminal that this process does not have, this process stops, too, until somebody continues it, as shells expect.
+    A program in a group of its own is in the background: it may write to the terminal, and Ctrl-C and Ctrl-Z come to
+    this process, which passes them on. If it reads, it is stopped, and gets the terminal if this process has it. From
+    then on, Ctrl-C and Ctrl-Z go to the program alone, until it has ended, or another process of a pipeline, such as a
+    pager, reads.
+
+    It yields a function to be called with a signal that stopped the group; None if there is no terminal.
     """
     try:  # the terminal itself: a program that asks for a password opens it, whatever its standard input is
         terminal = os.open(os.ctermid(), os.O_RDWR)
@@ -219,33 +225,37 @@ def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
     if terminal is None or threading.current_thread() is not threading.main_thread():
         yield None
         return
-    ours, lent = os.getpgrp(), False
-    wanting = (signal.SIGTTIN, signal.SIGTTOU)  # these stop processes in the background that use the terminal
+    ours = os.getpgrp()
 
-    def lend() -> None:
-        nonlocal lent
-        lent = _foreground(terminal) == ours and _put_in_foreground(terminal, group)
-        _kill_group(group, signal.SIGCONT)  # it may have been stopped because it was in the background
-
-    def give_back() -> None:
-        nonlocal lent
-        if lent:
+    def give_back(number: int = 0, frame: FrameType | None = None) -> None:
+        if _foreground(terminal) == group:
             _put_in_foreground(terminal, ours)
             _kill_group(ours, signal.SIGCONT)  # others in this group may have been stopped, such as a pager
-        lent = False
+
+    def pause() -> None:
+        """Stop as the group did, until somebody continues this process."""
+        _kill_group(group, signal.SIGSTOP)  # all of it: nobody would renew the lock of the others
+        give_back()
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        _kill_group(ours, signal.SIGTSTP)  # has no effect where no shell could continue it; SIGSTOP would
+        signal.signal(signal.SIGTSTP, handler)
+        time.sleep(LOOK)  # not to spin there, if the group wants a terminal that it never gets
+        _kill_group(group, signal.SIGCONT)
 
     def stopped(number: int) -> None:
-        if number in wanting and _foreground(terminal) == ours:
-            lend()
-        elif number in wanting or lent:
-            give_back()
-            _kill_group(ours, signal.SIGSTOP)
-            lend()
+        wants = number in (signal.SIGTTIN, signal.SIGTTOU)
+        if wants and _foreground(terminal) == ours:
+            _put_in_foreground(terminal, group)
+            _kill_group(group, signal.SIGCONT)
+        elif wants or number == signal.SIGTSTP or _foreground(terminal) == group:
+            pause()
 
-    # If one process of a group wants the terminal, all of them get the signal; this one has a lock to renew.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in wanting}
+    # All processes of a group get the signal of the one that wants the terminal; this one has a lock to renew.
+    before = {
+        signal.SIGTTIN: signal.signal(signal.SIGTTIN, give_back),
+        signal.SIGTTOU: signal.signal(signal.SIGTTOU, signal.SIG_IGN),
+    }
     try:
-        lend()
         yield stopped
     finally:
         give_back()

@@ -1,6 +1,7 @@
 """Run a program under a lock."""
 
 import os
+import signal
 import sys
 from argparse import PARSER, ArgumentTypeError
 from math import inf
@@ -85,8 +86,18 @@ class Command(BaseCommand):
             lease.release()
             raise
         locked.give_up(lease)
+        if code == INTERRUPTED and getattr(self, "_called_from_command_line", False):
+            _die_of_interrupt()
         if code:
             sys.exit(code)
+
+
+def _die_of_interrupt() -> None:
+    """End this process as Ctrl-C ended the program, because a shell ends its script only then."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _run(program: list[str], lease: Lease, grace: float) -> int:

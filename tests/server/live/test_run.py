@@ -21,7 +21,7 @@ from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
-from tests.services import ended, state_of
+from tests.services import ended
 from tests.shop.helpers import is_free
 from tests.waiting import wait_until
 
@@ -271,13 +271,13 @@ def at_terminal(live, terminal):
     return start
 
 
-LENT = "while os.tcgetpgrp(0) != os.getpgrp(): time.sleep(0.01)\n"
 ASKING = "tty = open('/dev/tty', 'rb+', 0); say('got ' + tty.readline().decode().strip())"
+CONTINUING = "signal.signal(signal.SIGCONT, lambda *about: say('continued')); say('ready')"
 
 
 @pytest.mark.endurance
 def test_program_may_be_used_at_a_terminal(at_terminal, manager):
-    """Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it."""
+    """Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops, continues and dies with it."""
     code = f"say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
     process, type_in = at_terminal("foreground foreground", code)
     type_in(b"hello\n")
@@ -289,7 +289,7 @@ def test_program_may_be_used_at_a_terminal(at_terminal, manager):
     assert said(process) == "again world"
     type_in(b"\x03")  # Ctrl-C
 
-    assert said(process) == "ended 130 the runner's"
+    assert said(process) == f"ended {-signal.SIGINT} the runner's"
     assert is_free("nightly")
 
 
@@ -300,6 +300,37 @@ def test_program_may_ask_for_a_password_though_its_input_is_redirected(at_termin
 
     assert [said(process), said(process)] == ["got secret", "ended 0 the runner's"]
     assert is_free("nightly")
+
+
+@pytest.mark.parametrize("places", ["foreground foreground", "foreground background"])
+def test_program_that_does_not_read_stops_and_continues_with_the_runner(at_terminal, manager, places):
+    """By Ctrl-Z both stop, because a runner that is stopped does not renew the lock."""
+    process, type_in = at_terminal(places, f"{CONTINUING}; time.sleep(0.5)", stdin="/dev/null")
+    assert said(process) == "ready"
+    type_in(b"\x1a")
+
+    heard = [said(process)]
+    while not heard[-1].startswith("ended"):
+        heard.append(said(process))
+    assert (heard[0], "continued" in heard) == ("stopped", True)
+    assert heard[-1] == ("ended 0 the runner's" if places.endswith("foreground") else "ended 0 the shell's")
+
+
+def test_runner_that_no_shell_could_continue_does_not_stop(live, terminal, manager):
+    """As the only process at a terminal, such as that of a container, it goes on after Ctrl-Z, as any program does."""
+    leader = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", leader, sys.executable, "-m", "django", "redlock_run", "nightly", "--"]
+    command += [sys.executable, "-c", f"{WORK}{CONTINUING}; say('got ' + input())"]
+    live.append(spawn(command, cwd=CHECKOUT, env=live.env, stdin=terminal[1], stdout=PIPE, stderr=PIPE))
+    process, type_in = live[-1], partial(os.write, terminal[0])
+    heard = [said(process)]
+    type_in(b"\x1a")
+    type_in(b"hello\n")
+
+    while heard[-1] != "got hello":
+        heard.append(said(process))
+    assert "continued" in heard
+    assert outcome(process)[2] == 0
 
 
 def test_program_that_asks_in_the_background_waits_for_the_foreground(at_terminal, manager):
@@ -313,26 +344,26 @@ def test_program_that_asks_in_the_background_waits_for_the_foreground(at_termina
 
 def test_program_that_continues_in_the_background_leaves_the_shell_its_terminal(at_terminal, manager):
     """After Ctrl-Z and ``bg``, the program goes on without the terminal, also at its end."""
-    code = f"{LENT}say('ready')\nwhile os.tcgetpgrp(0) == os.getpgrp(): time.sleep(0.01)\nsay('on')"
-    process, type_in = at_terminal("foreground background", code)
-    assert said(process) == "ready"
+    code = f"{ASKING}\nwhile os.tcgetpgrp(tty.fileno()) == os.getpgrp(): time.sleep(0.01)\nsay('on')"
+    process, type_in = at_terminal("foreground background", code, stdin="/dev/null")
+    type_in(b"secret\n")
+    assert said(process) == "got secret"
     type_in(b"\x1a")
 
     assert [said(process) for _ in range(3)] == ["stopped", "on", "ended 0 the shell's"]
 
 
-def test_neighbour_that_reads_the_terminal_does_not_stop_the_runner(at_terminal, manager, tmp_path):
-    """A pager behind a pipe waits while the terminal is lent, and reads it afterwards; the runner goes on."""
-    begun = tmp_path / "begun"
-    reader = f"(until [ -e {begun} ]; do sleep 0.05; done; exec sh -c 'echo $$; exec head -n 1 </dev/tty') &"
-    process, type_in = at_terminal("foreground", f"{LENT}open({str(begun)!r}, 'w'); say(input())", neighbour=reader)
-    pid = int(said(process))
-    wait_until(lambda: state_of(pid) == "T")
-
-    type_in(b"hello\n")
-    assert [said(process), said(process)] == ["hello", "ended 0 the runner's"]
+def test_neighbour_that_reads_the_terminal_gets_it_back(at_terminal, manager, tmp_path):
+    """A pager behind a pipe may read although the program has asked for a password, or neither would go on."""
+    asked, read = tmp_path / "asked", tmp_path / "read"
+    neighbour = f"(until [ -e {asked} ]; do sleep 0.05; done; head -n 1 </dev/tty; touch {read}) &"
+    code = f"{ASKING}\nopen({str(asked)!r}, 'w')\nwhile not os.path.exists({str(read)!r}): time.sleep(0.01)"
+    process, type_in = at_terminal("foreground", code, stdin="/dev/null", neighbour=neighbour)
+    type_in(b"secret\n")
+    assert said(process) == "got secret"
     type_in(b"more\n")
-    assert said(process) == "more"
+
+    assert [said(process), said(process)] == ["more", "ended 0 the runner's"]
 
 
 def test_command_of_a_project_runs_once(live):
