@@ -21,7 +21,7 @@ from ..core.protocol import LOST as HAD_ENDED
 from ..core.protocol import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
-from ..engine.lock import Lock
+from ..engine.lock import Lock, makes_coroutine, makes_generator
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
@@ -47,11 +47,20 @@ NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered
 LOST = 76  # EX_PROTOCOL: the run began, but did not keep its lock to the end
 
 ABOVE = "Write it above all other decorators of handle()."
+INSTEAD_OF_COROUTINE = (
+    "Write a plain handle() that calls asyncio.run(), or 'async with lock(...):' inside the coroutine, undecorated."
+)
 LEASES = "_redlock_leases"
 """The attribute of a command with the thread in which it works, and its leases there, the innermost last."""
 
-_overriding: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
-"""Each ``handle()`` under a lock, with the one that it locks if that overrides one of a base, which has the lock."""
+Lockable = Callable[[Any], Any]
+"""Returns a ``handle()`` under a lock."""
+
+_locks: "WeakKeyDictionary[type, Lockable]" = WeakKeyDictionary()
+"""The lock of each class that is decorated, or whose ``handle()`` is."""
+
+_handles: "WeakKeyDictionary[Any, tuple[Lockable, Any]]" = WeakKeyDictionary()
+"""Each ``handle()`` under a lock, with that lock, and with what is locked if the lock is that of a base."""
 
 log = logging.getLogger("django_redlock")
 
@@ -90,8 +99,8 @@ def locked_command(
     Let one run of a management command work at a time, however many servers start it.
 
     Decorate the class or its ``handle()``; ``@locked_command`` without arguments locks the command's name. A subclass
-    has the same lock, even if it overrides ``handle()``. Write it above all other decorators of ``handle()``. There,
-    ``self.lease`` is the lease: call ``self.lease.ensure()`` between two long pieces of work.
+    has the same lock, even if it overrides ``handle()`` or has that of a mixin. Write it above all other decorators of
+    ``handle()``. There, ``self.lease`` is the lease: call ``self.lease.ensure()`` between two long pieces of work.
 
     Args:
         key: What to lock, as the name ``command:<key>``: a template with the command's options, such as
@@ -106,7 +115,8 @@ def locked_command(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is not a command. In a run: another decorator of ``handle()`` is above this one.
+        TypeError: The decorated class is not a command, or its ``handle()`` is a coroutine or generator function. At a
+            subclass: it has two bases with locks. In a run: another decorator of ``handle()`` is above this one.
         ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds, or *skip_exit_code* is no exit code.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
@@ -146,7 +156,8 @@ class Decorator:
             CommandKey(target.__module__, self._key)  # a mistake is an error here, and none of __set_name__()
         if not whole:
             return LockedHandle(handle, self._lock)
-        target.handle = _overriding.get(handle) or handle  # a subclass with a lock of its own
+        if "handle" in vars(target) and handle in _handles:  # a subclass with a lock of its own
+            target.handle = _handles[handle][1] or handle
         lock_class(target, "handle", partial(self._lock, target.__module__))
         return target
 
@@ -181,40 +192,65 @@ class LockedHandle:
 
 def check_handle(handle: Any, target: Any) -> None:
     """
-    Refuse to lock what is no ``handle()``.
+    Refuse to lock what is no ``handle()``, or what only begins its work after the call.
 
     Raises:
-        TypeError: *handle*, which *target* is or has, is no function.
+        TypeError: *handle*, which *target* is or has, is no function, or is a coroutine or generator function.
     """
     if not inspect.isfunction(handle):
         raise TypeError(f"@locked_command decorates a BaseCommand or its handle(), not {target!r}. {ABOVE}")
+    if makes_coroutine(handle) or makes_generator(handle):
+        name = handle.__qualname__
+        raise TypeError(f"@locked_command cannot lock {name}(), whose body runs after the call. {INSTEAD_OF_COROUTINE}")
 
 
-def lock_class(command: Any, name: str, lock: Callable[[Any], Any]) -> None:
-    """
-    Lock the method of *command*, and let a subclass that overrides ``handle()`` run under the same lock.
-
-    A subclass may have a lock of its own instead.
-    """
+def lock_class(command: Any, name: str, lock: Lockable) -> None:
+    """Lock the method of *command*; if that is its ``handle()``, a subclass has the same lock, or one of its own."""
     locked = lock(getattr(command, name))
-    _overriding[locked] = None
     setattr(command, name, locked)
-    own = vars(command).get("__init_subclass__")
+    if name != "handle":
+        return
+    inner, own = _locks.get(command), vars(command).get("__init_subclass__")
+    _locks[command] = lock if inner is None else lambda handle: lock(inner(handle))
+    _handles[locked] = _locks[command], None
 
     def locked_subclass(cls: Any, /, **options: Any) -> None:
         if own is None:
             super(command, cls).__init_subclass__(**options)
         else:
             own.__get__(None, cls)(**options)
-        handle = vars(cls).get("handle")
-        if handle is None:
-            return
-        check_handle(handle, handle)
-        if handle not in _overriding:
-            cls.handle = lock(handle)
-            _overriding[cls.handle] = handle
+        lock_subclass(cls)
 
     command.__init_subclass__ = classmethod(locked_subclass)
+
+
+def lock_subclass(cls: Any) -> None:
+    """
+    Lock the ``handle()`` of a class that has the lock of a base, wherever that method comes from.
+
+    Raises:
+        TypeError: The method cannot be locked, or two bases have locks.
+    """
+    (command, lock), *others = nearest(cls).items()
+    if others:
+        names = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (command, others[0][0]))
+        raise TypeError(
+            f"{cls.__qualname__} is a subclass of {names}, which have a lock each, and needs one of its own: "
+            "write @locked_command(...) above its own handle()."
+        )
+    handle = inspect.getattr_static(cls, "handle")
+    if cls is command or (handle in _handles and _handles[handle][0] is lock):
+        return
+    check_handle(handle, handle)
+    cls.handle = lock(handle)
+    _handles[cls.handle] = lock, handle
+
+
+def nearest(cls: type) -> dict[type, Lockable]:
+    """Return the locks that *cls* has: its own, or else those of its bases, each with the class that is decorated."""
+    if cls in _locks:
+        return {cls: _locks[cls]}
+    return {command: lock for base in cls.__bases__ for command, lock in nearest(base).items()}
 
 
 def _locked(
@@ -233,7 +269,7 @@ def _locked(
         for outer in leases_of(self):
             if outer.name == name and outer.valid():
                 with lent(self, outer):
-                    return handle(self, *args, **given)
+                    return done(handle, handle(self, *args, **given))
         try:
             lock = locks[using].on_behalf(name, kind="command", label=label, **options)
         except (InvalidRedlockError, ValueError) as error:  # the settings, or a value that no lock's name can have
@@ -243,7 +279,7 @@ def _locked(
             return None
         try:
             with lent(self, lease):
-                result = handle(self, *args, **given)
+                result = done(handle, handle(self, *args, **given))
         except BaseException:
             lease.release()
             raise
@@ -251,6 +287,22 @@ def _locked(
         return result
 
     return locked
+
+
+def done(handle: Any, result: Any) -> Any:
+    """
+    Return the *result* of a ``handle()``.
+
+    Raises:
+        TypeError: It is an awaitable, whose work is still to be done.
+    """
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(
+        f"{handle.__qualname__}() returned an awaitable, which would run without its lock. {INSTEAD_OF_COROUTINE}"
+    )
 
 
 def leases_of(command: BaseCommand) -> Sequence[Lease]:

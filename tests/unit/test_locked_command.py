@@ -12,6 +12,7 @@ from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
+from django_redlock.management.locked import leases_of
 from tests.shop.helpers import in_thread, is_free, lose
 
 
@@ -156,6 +157,155 @@ def test_handle_that_cannot_be_locked_is_refused():
 
         class Command(WholeClass):
             handle = partialmethod(Import.handle, supplier="7")
+
+
+class Mixin:
+    """Has a ``handle()`` that does not call that of the command behind it."""
+
+    def handle(self, **options):
+        return self.action(self)
+
+
+@pytest.mark.parametrize("base", [Decorated, WholeClass])
+def test_mixin_in_front_does_not_drop_the_lock(base):
+    """Its ``handle()`` runs under the lock of the command, once, or under that of the class if it has its own."""
+    names = []
+
+    class Command(Mixin, base):
+        action = staticmethod(lambda self: names.append([each.name for each in leases_of(self)]))
+
+    class Below(Command):
+        pass
+
+    @locked_command("own")
+    class Own(Mixin, base):
+        action = staticmethod(Command.action)
+
+    for each in (Command, Below, Own):
+        call_command(each())
+
+    assert names == [["command:base"], ["command:base"], ["command:own"]]
+    assert vars(Mixin)["handle"](Command()) is None
+    assert names[3] == []  # the mixin itself stays as it is
+
+
+def test_subclass_has_the_nearest_lock():
+    """A subclass of a command with a lock of its own has that one, also if it takes a ``handle()`` from elsewhere."""
+    names = []
+
+    @locked_command("own")
+    class Own(Decorated):
+        action = staticmethod(
+            lambda self: names.append([each.name.removeprefix("command:") for each in leases_of(self)])
+        )
+
+    class Overriding(Own):
+        def handle(self, **options):
+            return self.action(self)
+
+    class Borrowing(Own):
+        handle = WholeClass.handle
+
+    @locked_command("last")
+    class Last(Overriding):
+        pass
+
+    for each in (Overriding, Borrowing, Last):
+        call_command(each())
+
+    assert names == [["own"], ["own", "base"], ["last", "own"]]
+
+
+def test_subclass_of_a_command_with_two_locks_has_both():
+    """A command decorated twice takes two locks, and so does a subclass that overrides its ``handle()``."""
+    names = []
+
+    @locked_command("outer")
+    class Twice(Decorated):
+        @locked_command("inner")
+        def handle(self, **options):
+            raise NotImplementedError
+
+    class Command(Twice):
+        def handle(self, **options):
+            names.extend(each.name for each in leases_of(self))
+
+    call_command(Command())
+
+    assert names == ["command:outer", "command:inner"]
+
+
+@pytest.mark.parametrize("overrides", [True, False])
+def test_two_bases_with_locks_are_refused(overrides):
+    """``self.lease`` can be only one of the two; the error names both classes and says what to write."""
+    body = {"handle": Import.handle} if overrides else {}
+
+    with pytest.raises(
+        TypeError, match=r"\.Decorated and .*\.WholeClass.*write @locked_command\(\.\.\.\) above its own"
+    ):
+        type("Command", (Decorated, WholeClass), body)
+
+
+def test_two_bases_with_locks_and_a_lock_of_its_own():
+    """What the error about two bases advises works; two bases with the lock of one class are no problem."""
+    names = []
+
+    class First(Decorated):
+        pass
+
+    class Second(Decorated):
+        pass
+
+    class One(First, Second):
+        def handle(self, **options):
+            names.append(self.lease.name)
+
+    class Own(One, WholeClass):
+        @locked_command("own")
+        def handle(self, **options):
+            names.append(self.lease.name)
+            super().handle(**options)
+
+    call_command(One())
+    call_command(Own())
+
+    assert names == ["command:base", "command:own", "command:base"]
+
+
+async def coroutine(self, **options):
+    pytest.fail("ran")
+
+
+async def agenerator(self, **options):
+    yield pytest.fail("ran")
+
+
+def generator(self, **options):
+    yield pytest.fail("ran")
+
+
+@pytest.mark.parametrize("handle", [coroutine, agenerator, generator])
+def test_handle_whose_body_runs_later_is_refused(handle):
+    """Its body would run after the release; the error comes where it is written, and says what to write instead."""
+    refused = pytest.raises(TypeError, match=r"body runs after the call.*asyncio\.run\(\).*async with lock\(\.\.\.\)")
+    with refused:
+        locked_command("nightly")(handle)
+    with refused:
+        locked_command(type("Command", (Import,), {"handle": handle}))
+    with refused:
+        type("Command", (WholeClass,), {"handle": handle})
+
+
+def test_awaitable_is_no_result():
+    """A decorator below may hide that ``handle()`` is a coroutine function: the run fails, and its lock is free."""
+
+    class Command(Import):
+        handle = locked_command("nightly")(no_translations(coroutine))
+
+    with pytest.raises(TypeError, match=r"returned an awaitable.*async with lock\(\.\.\.\)"):
+        call_command(Command())
+
+    assert is_free("command:nightly")
 
 
 def test_wrapper_that_copies_the_marks_of_a_locked_handle_is_locked():
