@@ -244,6 +244,15 @@ def witness() -> Iterator[Lease]:
 NAMES = 5
 
 
+def usual_block() -> float:
+    """Return how many seconds a block takes that nothing interrupts."""
+    began = time.perf_counter()
+    for number in range(NAMES):
+        with lock(f"n{number}"):
+            time.sleep(0)
+    return (time.perf_counter() - began) / NAMES
+
+
 def storm(hits: int) -> Counter[str]:
     """Interrupt blocks *hits* times beside another thread that takes locks; return how often what happened."""
     found: Counter[str] = Counter()
@@ -270,18 +279,14 @@ def storm(hits: int) -> Counter[str]:
     # long, and must not be struck itself.
     report, sys.unraisablehook = sys.unraisablehook, note
     before = signal.signal(signal.SIGALRM, strike)
-    began = time.perf_counter()
-    for number in range(NAMES):
-        with lock(f"n{number}"):
-            time.sleep(0)
-    usual = (time.perf_counter() - began) / NAMES  # so that blocks are struck as often on a slow machine
+    longest = max(0.002, 3 * usual_block())  # blocks are struck as often on a slow machine
     while found["interrupted"] < hits:
         name = f"n{found['blocks'] % NAMES}"
         found["blocks"] += 1
         try:
             try:
                 armed = True
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, max(0.002, 3 * usual)))
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, longest))
                 with lock(name, wait=LATE):
                     time.sleep(0)
             finally:
