@@ -771,7 +771,10 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         within[named] = within.get(named, ()) + locks_within(view)
     for named, own in within.items():  # a class may have several URLs, and subclasses that have more
         if own and not any(each in taken for each in own):
-            text = f"@locked_view on {named} never locks a request: GET, HEAD, OPTIONS and TRACE take no lock."
+            text = (
+                f"@locked_view on {named} never locks a request: no URL leads to what is locked, or GET, HEAD, OPTIONS "
+                "and TRACE alone, which take no lock."
+            )
             hint = 'Name the methods, such as methods=["GET"], or remove the decorator.'
             messages[text] = Warning(text, hint=hint, id="redlock.W014")
     return list(messages.values())

@@ -102,8 +102,10 @@ def code_of(method: Any) -> CodeType | None:
 
 
 def names_in(method: Any) -> set[str]:
-    """Return the names that the code of a method uses."""
-    return {*code.co_names, *code.co_freevars} if (code := code_of(method)) else set()
+    """Return the names that the code of a method uses; what is called and is no function may use ``super``."""
+    if code := code_of(method):
+        return {*code.co_names, *code.co_freevars}
+    return {"super"} if callable(method) else set()
 
 
 def is_mixin(dispatch: Any) -> bool:
@@ -132,8 +134,8 @@ def chain(owner: Any, name: str) -> Iterator[tuple[Any, Any]]:
         if name in vars(base):
             method = vars(base)[name]
             yield base, method
-            bases = {"super", *(each.__name__ for each in owner.__mro__[number:-1])}
-            if not callable(method) or (code_of(method) and bases.isdisjoint(names_in(method))):
+            names = names_in(method)
+            if "super" not in names and not any(each.__name__ in names for each in owner.__mro__[number:-1]):
                 break
 
 
@@ -149,8 +151,10 @@ def reached(owner: Any, name: str, *, by_project: bool = False) -> set[str]:
     for each in names:
         for base, method in chain(owner, each):
             if by_project or is_framework(base):
-                new = {call for call in calls(method) if call in HANDLERS or locks_of(getattr(owner, call, None))}
-                names += new - found
+                new = HANDLERS.intersection(calls(method)) - found
+                if by_project:  # it may also call an action
+                    new |= {call for call in calls(method) if locks_of(getattr(owner, call, None))} - found
+                names += new
                 found |= new
     return found
 

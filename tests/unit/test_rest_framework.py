@@ -589,12 +589,25 @@ class HiddenByCall(ByFramework):
         return self.update(request, pk=pk)
 
 
+class HiddenAction(ViewSet):
+    authentication_classes = permission_classes = ()
+
+    def create(self, request, pk):
+        return self.pay(request, pk=pk)
+
+    @action(detail=True, methods=["post"])
+    @locked_view("order:{pk}")
+    def pay(self, request, pk):
+        return Response()
+
+
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 @pytest.mark.parametrize(
     ("view", "hider"),
     [
         (HiddenByName.as_view(), "HiddenByName.post()"),
         (HiddenByCall.as_view({"post": "partial_update"}), "HiddenByCall.partial_update()"),
+        (HiddenAction.as_view({"post": "create"}), "HiddenAction.create()"),
     ],
 )
 def test_method_that_calls_the_locked_one_is_found_by_a_check(settings, api, order, monkeypatch, view, hider):
