@@ -32,11 +32,12 @@ from .conf import DEFAULT_ALIAS
 from .core.names import check_name
 from .db.requests import (
     HANDLERS,
-    METHODS,
     RequestLock,
+    chain,
     class_of,
     dispatches,
     handler_of,
+    handles,
     is_framework,
     locks_before,
     locks_later,
@@ -44,6 +45,7 @@ from .db.requests import (
     locks_taken,
     locks_within,
     mark,
+    methods_of,
     reached,
     transactions,
 )
@@ -150,6 +152,8 @@ class Options:
     using: str
     prefix: str = "view"
     """The first part of the lock's name."""
+    safe: bool = False
+    """Whether *methods* None means all, also GET, HEAD, OPTIONS and TRACE."""
     only: set[str] = field(default_factory=set)
     """The methods of a view class that are decorated; empty if the class is, or a function."""
     example: Lock = field(init=False)
@@ -164,7 +168,9 @@ class Options:
         """Return whether a request takes the lock, if these methods of its view class handle it."""
         if self.only and self.only.isdisjoint(handlers):
             return False
-        return method not in SAFE_METHODS if self.methods is None else method in self.methods
+        if self.methods is None:
+            return self.safe or method not in SAFE_METHODS
+        return method in self.methods
 
 
 class Decorator(Options):
@@ -219,7 +225,7 @@ class LockedMethod:
     def __init__(self, method: Any, decorator: Decorator) -> None:
         name = method.__name__.upper()
         if decorator.methods is None:
-            decorator = replace(decorator, methods=KNOWN_METHODS, only=set())
+            decorator = replace(decorator, safe=True, only=set())
         elif name in KNOWN_METHODS and name not in decorator.methods:
             raise ValueError(
                 f"methods={sorted(decorator.methods)} leaves out {name}, so {method.__name__}() is not locked."
@@ -264,7 +270,7 @@ def check_handler(owner: Any, name: str, called: str) -> None:
             f"@locked_view on {called}(): {owner.__name__} is not a view class. Let it inherit from one, such as "
             "View or APIView, or decorate the view class that inherits from it."
         )
-    if name in HANDLERS:
+    if name in HANDLERS | methods_of(owner):
         return
     # Any other method of a ViewSet may be one of its actions, but not what the framework calls for other purposes.
     if not hasattr(owner, "get_extra_actions") or any(
@@ -731,7 +737,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
     for pattern, arguments in _patterns(get_resolver()):
         view = pattern.callback
         owner = class_of(view)
-        handlers = {*METHODS, *(getattr(view, "actions", None) or {}).values()}
+        handlers = {*methods_of(owner), *(getattr(view, "actions", None) or {}).values()}
         callables = (view, *(getattr(owner, name, None) for name in handlers))
         if any(isinstance(inspect.unwrap(each), Decorator) for each in callables if callable(each)):
             text = f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at a request."
@@ -765,7 +771,10 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         within[named] = within.get(named, ()) + locks_within(view)
     for named, own in within.items():  # a class may have several URLs, and subclasses that have more
         if own and not any(each in taken for each in own):
-            text = f"@locked_view on {named} never locks a request: GET, HEAD, OPTIONS and TRACE take no lock."
+            text = (
+                f"@locked_view on {named} never locks a request: no URL leads to what is locked, or GET, HEAD, OPTIONS "
+                "and TRACE alone, which take no lock."
+            )
             hint = 'Name the methods, such as methods=["GET"], or remove the decorator.'
             messages[text] = Warning(text, hint=hint, id="redlock.W014")
     return list(messages.values())
@@ -774,14 +783,23 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
 def _hidden(view: Any, owner: Any, methods: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the methods of a view class that lead to a locked one and have no lock themselves, and what each hides."""
     actions = (getattr(view, "actions", None) or {}).values()
-    for name in () if locks_before(view) else ("dispatch", *METHODS, *actions):
+    for name in () if locks_before(view) else ("dispatch", *sorted(methods_of(owner)), *actions):
         if not locks_of(getattr(owner, name, None)):
-            bases = (base for base in owner.__mro__ if locks_of(vars(base).get(name)))
+            bases = (base for base, method in chain(owner, name) if locks_of(method))
             yield from ((name, f"{base.__module__}.{base.__qualname__}") for base in bases)
-    for method in (each.upper() for each in methods):
+    for method in (each.upper() for each in methods) if handles(owner) else ():
         handler = "dispatch" if dispatches(owner) else handler_of(owner, getattr(view, "actions", None), method)
-        for name, _ in locks_later(view, method):
-            yield handler, f"{owner.__module__}.{owner.__qualname__}.{name}()"
+        taken = locks_taken(view, method)
+        for name, later in locks_later(view, method):
+            if not any(_is_same(later, each) for each in taken):
+                yield handler, f"{owner.__module__}.{owner.__qualname__}.{name}()"
+
+
+def _is_same(one: RequestLock, other: RequestLock) -> bool:
+    """Return whether two decorators have one lock, which a request takes once."""
+    if not (isinstance(one, Options) and isinstance(other, Options)):
+        return False
+    return (one.key, one.using, one.prefix) == (other.key, other.using, other.prefix)
 
 
 def _misplaced(owner: Any, handlers: Collection[str]) -> Iterator[str]:
@@ -804,7 +822,7 @@ def _is_positional(pattern: URLPattern) -> bool:
 def _needed(view: Any, owner: Any, method: str, locks: Iterable[RequestLock]) -> set[str]:
     """Return the arguments that a request must have for its locks; a default of the method that handles it will do."""
     handler = getattr(owner, handler_of(owner, getattr(view, "actions", None), method), None)
-    parameters = inspect.signature(handler).parameters.values() if handler else ()
+    parameters = inspect.signature(handler).parameters.values() if callable(handler) else ()
     defaults = {each.name for each in parameters if each.default is not each.empty}
     return {name for lock in locks if isinstance(lock, Options) for name in arguments_of(lock.key)} - defaults
 

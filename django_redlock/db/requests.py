@@ -9,8 +9,11 @@ their own on what they wrap, and Django's handler, which looks at the view befor
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from dis import get_instructions
+from functools import cache, partial, wraps
 from inspect import unwrap
+from itertools import pairwise
+from types import CodeType
 from typing import Any, Protocol
 
 from asgiref.sync import iscoroutinefunction
@@ -52,12 +55,13 @@ def locks_before(view: Any) -> tuple[RequestLock, ...]:
     """
     Return the locks that are taken around a view as a whole; the outermost comes first.
 
-    A mixin of Django's in front of a locked class hides its mark, but checks permissions only, and changes no data. The
+    A mixin of Django's in front of a locked class hides its mark, but only checks permissions and calls ``super()``.
+    What the project adds to such a check, as in ``test_func()``, runs before the lock, outside the transaction. The
     project's own ``dispatch()`` may belong into the transaction, so Django opens that, and the lock refuses it.
     """
     for base in () if (locks := locks_of(view)) or class_of(view) is None else class_of(view).__mro__:
         dispatch = vars(base).get("dispatch")
-        if dispatch is not None and ((locks := locks_of(dispatch)) or not is_framework(unwrap(dispatch))):
+        if dispatch is not None and ((locks := locks_of(dispatch)) or not is_mixin(dispatch)):
             break
     return locks
 
@@ -82,30 +86,76 @@ def handler_of(owner: Any, actions: Mapping[str, str] | None, method: str | None
     return actions.get(name, name)
 
 
+def methods_of(owner: Any) -> set[str]:
+    """Return the HTTP methods that a view class may handle, in lower case: the usual ones, and those that it adds."""
+    return {*METHODS, *getattr(owner, "http_method_names", ())}
+
+
 def is_framework(owner: Any) -> bool:
     """Return whether a class or function is Django's or one of a framework's, and not the project's."""
     return owner.__module__.partition(".")[0] in FRAMEWORKS
 
 
-def reached(owner: Any, name: str) -> set[str]:
+def code_of(method: Any) -> CodeType | None:
+    """Return the code of a method without its decorators; None for what is no function."""
+    return getattr(unwrap(method), "__code__", None)
+
+
+def names_in(method: Any) -> set[str]:
+    """Return the names that the code of a method uses; what is called and is no function may use ``super``."""
+    if code := code_of(method):
+        return {*code.co_names, *code.co_freevars}
+    return {"super"} if callable(method) else set()
+
+
+def is_mixin(dispatch: Any) -> bool:
+    """Return whether a ``dispatch()`` is a framework's and leads to that of the next class."""
+    return is_framework(unwrap(dispatch)) and "super" in names_in(dispatch)
+
+
+def calls(method: Any) -> frozenset[str]:
+    """Return the methods that a method calls on its object, as in ``self.post()``, but not on ``super()``."""
+    return _calls(code) if (code := code_of(method)) else frozenset()
+
+
+@cache
+def _calls(code: CodeType) -> frozenset[str]:
+    return frozenset(
+        step.argval
+        for before, step in pairwise(get_instructions(code))
+        # Two names may be loaded by one instruction: "request, self".
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before.argrepr.split(", ")[-1] in code.co_varnames[:1]
+    )
+
+
+def chain(owner: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """Yield the methods of a name that run, each with its class, as long as one calls that of a base class."""
+    for number, base in enumerate(owner.__mro__, 1):
+        if name in vars(base):
+            method = vars(base)[name]
+            yield base, method
+            names = names_in(method)
+            if "super" not in names and not any(each.__name__ in names for each in owner.__mro__[number:-1]):
+                break
+
+
+def reached(owner: Any, name: str, *, by_project: bool = False) -> set[str]:
     """
     Return the names of the handlers that run for a request that *name* handles.
 
     Some of the frameworks' only call another: ``put()`` calls ``update()`` or ``post()``, and ``partial_update()``
-    calls ``update()``. The calls of the project's own handlers are not known here.
+    calls ``update()``. The project's own handlers may do anything before such a call, so only the checks look at theirs
+    (*by_project*).
     """
     names, found = [name], {name}
     for each in names:
-        for base in owner.__mro__:
-            code = getattr(unwrap(vars(base)[each]), "__code__", None) if each in vars(base) else None
-            if code is None:
-                continue
-            if is_framework(base):
-                new = HANDLERS.intersection(code.co_names) - found
+        for base, method in chain(owner, each):
+            if by_project or is_framework(base):
+                new = HANDLERS.intersection(calls(method)) - found
+                if by_project:  # it may also call an action
+                    new |= {call for call in calls(method) if locks_of(getattr(owner, call, None))} - found
                 names += new
                 found |= new
-            if "super" not in code.co_names:
-                break
     return found
 
 
@@ -114,8 +164,8 @@ def passed_to(owner: Any, name: str) -> list[str]:
     names = [name]
     for each in names:
         base = next((base for base in owner.__mro__ if each in vars(base)), None)
-        if base is not None and is_framework(base) and (code := getattr(unwrap(vars(base)[each]), "__code__", None)):
-            names += HANDLERS.intersection(code.co_names).difference(names)
+        if base is not None and is_framework(base):
+            names += HANDLERS.intersection(calls(vars(base)[each])).difference(names)
     return names
 
 
@@ -123,6 +173,11 @@ def dispatches(owner: Any) -> bool:
     """Return whether a view class has a ``dispatch()`` of the project, which may change data before a method runs."""
     methods = [vars(base)["dispatch"] for base in owner.__mro__ if "dispatch" in vars(base)]
     return not all(is_framework(unwrap(method)) for method in methods)
+
+
+def handles(owner: Any) -> bool:
+    """Return whether the ``dispatch()`` of a view class may lead to a handler; one that calls no other may not."""
+    return any(is_framework(unwrap(method)) or "getattr" in names_in(method) for _, method in chain(owner, "dispatch"))
 
 
 def locks_taken(view: Any, method: str | None) -> tuple[RequestLock, ...]:
@@ -147,7 +202,7 @@ def locks_later(view: Any, method: str | None) -> Iterator[tuple[str, RequestLoc
     """Yield the other locks that a request takes, as far as is known, each with the name of its method."""
     if (owner := class_of(view)) is not None:
         handler = handler_of(owner, getattr(view, "actions", None), method)
-        names, taken = reached(owner, handler), locks_taken(view, method)
+        names, taken = reached(owner, handler, by_project=True), locks_taken(view, method)
         for name in sorted(names):
             for lock in locks_of(getattr(owner, name, None)):
                 if lock not in taken and lock.takes(method, names):
@@ -159,7 +214,7 @@ def locks_within(view: Any) -> tuple[RequestLock, ...]:
     locks, owner = locks_before(view), class_of(view)
     if owner is None:
         return locks
-    names = {*HANDLERS, *(getattr(view, "actions", None) or {}).values()}
+    names = {*HANDLERS, *methods_of(owner), *(getattr(view, "actions", None) or {}).values()}
     return locks + tuple(lock for name in names for lock in locks_of(getattr(owner, name, None)))
 
 

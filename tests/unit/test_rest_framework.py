@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.views import LogoutView
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.http import HttpResponse
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -484,6 +486,186 @@ def test_what_a_method_changes_before_a_hidden_lock_is_rolled_back(
     found = run_checks(tags=["urls"])
     assert {each.id for each in found} == {"redlock.E013"}
     assert any(f".{hider} hides the @locked_view" in each.msg for each in found)
+
+
+@locked_view("order:{pk}")
+class LockedDjangoView(View):
+    def post(self, request, pk):
+        save_as_paid(pk)
+        raise ZeroDivisionError
+
+
+class WithoutTheLock(LockedDjangoView):
+    dispatch = View.dispatch
+
+
+class BesideTheLock(APIView, LockedDjangoView):
+    authentication_classes = permission_classes = ()
+
+
+class LockedPage(LogoutView):
+    @method_decorator(locked_view("order:{pk}"))
+    def get(self, request, pk): ...
+
+    def get_success_url(self):
+        save_as_paid(7)
+        raise ZeroDivisionError
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("view", [WithoutTheLock, BesideTheLock, LockedPage])
+def test_view_that_does_not_reach_a_lock_keeps_its_transaction(settings, api, order, atomic_requests, leases, view):
+    """Another ``dispatch()`` or handler of the framework comes first, and only names or inherits the locked one."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", view.as_view()),)
+
+    with pytest.raises(ZeroDivisionError):
+        api.post("/7/")
+
+    assert (leases, paid_as_others_see()) == ([], False)
+
+
+class HiddenPost(View):
+    @method_decorator(never_cache)
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        return HttpResponse()
+
+
+class OwnPost(HiddenPost):
+    def post(self, request, pk):
+        return HttpResponse("own")
+
+
+class OwnDispatch(LockedDjangoView):
+    def dispatch(self, request, pk):
+        return HttpResponse("own")
+
+
+class OwnDispatchOfAMethod(HiddenPost):
+    dispatch = OwnDispatch.dispatch
+
+
+class OwnAction(HiddenFromItsClass):
+    def update(self, request, *args, **kwargs):
+        return Response("own")
+
+    partial_update = ModelViewSet.partial_update
+
+
+class OneLockTwice(HiddenFromItsClass):
+    @locked_view("order:{pk}")
+    def partial_update(self, request, pk):
+        return self.update(request, pk=pk)
+
+    def update(self, request, pk):
+        return Response(Order.objects.filter(pk=pk).update(paid=True))
+
+    update = locked_view("order:{pk}")(update)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        *(OwnPost.as_view(), OwnDispatch.as_view(), OwnDispatchOfAMethod.as_view()),
+        *(OwnAction.as_view({"post": "update"}), OneLockTwice.as_view({"post": "partial_update"})),
+    ],
+)
+def test_method_that_does_not_call_the_locked_one_is_no_finding(settings, api, order, atomic_requests, view):
+    """What replaces a locked method hides nothing, and neither does one with the same lock: its requests succeed."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", view),)
+
+    assert api.post("/7/").status_code == 200
+    assert [each.msg for each in run_checks(tags=["urls"]) if each.id == "redlock.E013"] == []
+
+
+class HiddenByName(HiddenPost):
+    def post(self, request, pk):
+        return HiddenPost.post(self, request, pk)
+
+
+class HiddenByCall(ByFramework):
+    def partial_update(self, request, pk):
+        return self.update(request, pk=pk)
+
+
+class HiddenAction(ViewSet):
+    authentication_classes = permission_classes = ()
+
+    def create(self, request, pk):
+        return self.pay(request, pk=pk)
+
+    @action(detail=True, methods=["post"])
+    @locked_view("order:{pk}")
+    def pay(self, request, pk):
+        return Response()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize(
+    ("view", "hider"),
+    [
+        (HiddenByName.as_view(), "HiddenByName.post()"),
+        (HiddenByCall.as_view({"post": "partial_update"}), "HiddenByCall.partial_update()"),
+        (HiddenAction.as_view({"post": "create"}), "HiddenAction.create()"),
+    ],
+)
+def test_method_that_calls_the_locked_one_is_found_by_a_check(settings, api, order, monkeypatch, view, hider):
+    """By its name, or as another method: under ATOMIC_REQUESTS each request fails; otherwise nothing is wrong."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", view),)
+    assert api.post("/7/").status_code == 200
+    assert run_checks(tags=["urls"]) == []
+
+    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
+
+    with pytest.raises(RuntimeError, match="is inside a transaction"):
+        api.post("/7/")
+    [found] = run_checks(tags=["urls"])
+    assert (found.id, f".{hider} hides the @locked_view" in found.msg) == ("redlock.E013", True)
+
+
+def find(self, request, pk):
+    return save_as_paid(pk)
+
+
+class Finds(View):
+    http_method_names = ["propfind"]
+    propfind = locked_view("order:{pk}")(find)
+
+
+class FindsBelow(View):
+    http_method_names = ["propfind"]
+    propfind = method_decorator(never_cache)(locked_view("order:{pk}")(find))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("view", [Finds, FindsBelow])
+def test_method_that_a_class_adds_to_the_usual_ones_is_locked(
+    settings, client, order, atomic_requests, seen_at_release, view
+):
+    """A class may list more HTTP methods, as WebDAV has them; the lock and the transaction are those of any other."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", view.as_view()),)
+    assert run_checks(tags=["urls"]) == []
+
+    assert client.generic("PROPFIND", "/7/").status_code == 200
+    with lock("view:order:7"):
+        assert client.generic("PROPFIND", "/7/").status_code == 409
+    assert seen_at_release[:1] == [True]
+
+
+def test_handler_may_be_a_property(settings, client):
+    """The check looks at the class, where a property is no function."""
+
+    @locked_view("order:{pk}")
+    class Pay(View):
+        @property
+        def post(self):
+            return lambda request, pk: HttpResponse()
+
+    settings.ROOT_URLCONF = (path("<int:pk>/", Pay.as_view()),)
+
+    assert run_checks(tags=["urls"]) == []
+    assert client.post("/7/").status_code == 200
 
 
 def test_action_that_only_reads_is_locked_as_well(api):
