@@ -11,13 +11,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from ..nodes.clock import steady
 
-PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGCONT", "SIGUSR1", "SIGUSR2")
+PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
 # The guardian reads the number of the group, and then nothing until the writer is gone: a killed process closes its
@@ -216,19 +216,19 @@ def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
     then on, Ctrl-C and Ctrl-Z go to the program alone, until it has ended, or another process of a pipeline, such as a
     pager, reads.
 
-    It yields a function to be called with a signal that stopped the group; None if there is no terminal.
+    It yields a function to be called with a signal that stopped the group; None in a thread, which gets no signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
     try:  # the terminal itself: a program that asks for a password opens it, whatever its standard input is
         terminal = os.open(os.ctermid(), os.O_RDWR)
     except OSError:
         terminal = None
-    if terminal is None or threading.current_thread() is not threading.main_thread():
-        yield None
-        return
     ours = os.getpgrp()
 
     def give_back(number: int = 0, frame: FrameType | None = None) -> None:
-        if _foreground(terminal) == group:
+        if terminal is not None and _foreground(terminal) == group:
             _put_in_foreground(terminal, ours)
             _kill_group(ours, signal.SIGCONT)  # others in this group may have been stopped, such as a pager
 
@@ -243,11 +243,11 @@ def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
         _kill_group(group, signal.SIGCONT)
 
     def stopped(number: int) -> None:
-        wants = number in (signal.SIGTTIN, signal.SIGTTOU)
-        if wants and _foreground(terminal) == ours:
+        wants, owner = number in (signal.SIGTTIN, signal.SIGTTOU), _foreground(terminal)
+        if terminal is not None and wants and owner == ours:
             _put_in_foreground(terminal, group)
             _kill_group(group, signal.SIGCONT)
-        elif wants or number == signal.SIGTSTP or _foreground(terminal) == group:
+        elif wants or number == signal.SIGTSTP or owner == group:
             pause()
 
     # All processes of a group get the signal of the one that wants the terminal; this one has a lock to renew.
@@ -261,15 +261,15 @@ def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
         give_back()
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        os.close(terminal)
+        if terminal is not None:
+            os.close(terminal)
 
 
-def _foreground(terminal: int) -> int | None:
-    """Return the group that has the terminal; None if it was hung up."""
-    try:
-        return os.tcgetpgrp(terminal)
-    except OSError:
-        return None
+def _foreground(terminal: int | None) -> int | None:
+    """Return the group that has the terminal; None if there is none, or it was hung up."""
+    with suppress(OSError):
+        return None if terminal is None else os.tcgetpgrp(terminal)
+    return None
 
 
 def _put_in_foreground(terminal: int, group: int) -> bool:
