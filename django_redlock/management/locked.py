@@ -365,7 +365,6 @@ def give_up(lease: Lease) -> None:
     """
     outcome = lease.release()
     if outcome in HAD_ENDED:
-        lease.hold.release_came_too_late(outcome)
         why = explain(lease)
         raise CommandError(f"Done, but {why}; another run may have begun meanwhile.", returncode=LOST)
 

@@ -91,13 +91,16 @@ class Child:
         timer.daemon = True
         timer.start()
 
-    def wait(self) -> int:
+    def wait(self, look: Callable[[], object] = lambda: None) -> int:
         """
         Wait for the program to end, and return its exit code; if a signal ended it, the code is above 128.
 
         If the group received the signal to end, all its processes are gone by then.
+
+        Args:
+            look: Called after this process was stopped, before the program goes on; it may end the program.
         """
-        self._wait_for_end()
+        self._wait_for_end(look)
         with self._mutex:
             self._reaped = True
         code = self._process.wait()
@@ -110,9 +113,9 @@ class Child:
         self._dismiss()
         return code if code >= 0 else 128 - code
 
-    def _wait_for_end(self) -> None:
+    def _wait_for_end(self, look: Callable[[], object]) -> None:
         """Block until the program has ended, without reaping it; signals are handled meanwhile."""
-        with terminal_lent(self.pid) as stopped, next_signal() as wait:
+        with terminal_lent(self.pid, look) as stopped, next_signal() as wait:
             ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if stopped else 0)
             while True:
                 found = os.waitid(os.P_PID, self.pid, ends)
@@ -207,7 +210,7 @@ def passed_on() -> Iterator[Callable[[Child], None]]:
 
 
 @contextmanager
-def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
+def terminal_lent(group: int, look: Callable[[], object]) -> Iterator[Callable[[int], None] | None]:
     """
     Lend the terminal to a group that wants it, and stop and continue together with the group, as shells expect.
 
@@ -240,6 +243,7 @@ def terminal_lent(group: int) -> Iterator[Callable[[int], None] | None]:
         _kill_group(ours, signal.SIGTSTP)  # has no effect where no shell could continue it; SIGSTOP would
         signal.signal(signal.SIGTSTP, handler)
         time.sleep(LOOK)  # not to spin there, if the group wants a terminal that it never gets
+        look()  # the lock may be lost by now
         _kill_group(group, signal.SIGCONT)
 
     def stopped(number: int) -> None:

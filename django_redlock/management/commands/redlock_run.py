@@ -60,9 +60,7 @@ class Command(BaseCommand):
         """Take the lock, run the program, and exit with its code."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
-        if (
-            program[0] == "--" and len(program) > 1
-        ):  # behind an option, some versions of argparse leave these dashes there
+        if program[0] == "--" and len(program) > 1:  # some versions of argparse leave these dashes behind an option
             program = program[1:]
         label = Path(program[0]).name  # without the arguments, which may hold a secret
         chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
@@ -111,7 +109,7 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
         pass_to(child)
         lease.on_lost(lambda lease: child.end())
-        return child.wait()
+        return child.wait(lease.valid)
 
 
 def waiting(text: str) -> float | None:

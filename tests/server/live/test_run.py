@@ -44,10 +44,10 @@ sys.exit(9)
 """
 
 # The shell's part at a terminal: its first argument says whether the program begins in the foreground or in the
-# background, and where it continues each time that it was stopped. The last line has its exit code, and who has the
-# terminal.
+# background, and where it continues each time that it was stopped; a path in front of that is waited for. The last line
+# has its exit code, and who has the terminal.
 SHELL = """
-import fcntl, os, signal, subprocess, sys, termios
+import fcntl, os, signal, subprocess, sys, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 first, *later = sys.argv[1].split()
@@ -59,6 +59,10 @@ runner = subprocess.Popen(sys.argv[2:], process_group=0, preexec_fn=begin)
 while os.WIFSTOPPED(status := os.waitpid(runner.pid, os.WUNTRACED)[1]):
     os.tcsetpgrp(0, os.getpid())
     print("stopped", flush=True)
+    if later[0].startswith("/"):
+        path = later.pop(0)
+        while not os.path.exists(path):
+            time.sleep(0.02)
     if later.pop(0) == "foreground":
         os.tcsetpgrp(0, runner.pid)
     os.killpg(runner.pid, signal.SIGCONT)
@@ -323,6 +327,21 @@ def test_program_that_does_not_read_stops_and_continues_with_the_runner(at_termi
     heard = said_until(process, "ended")
     assert (heard[0], "continued" in heard) == ("stopped", True)
     assert heard[-1] == ("ended 0 the runner's" if places.endswith("foreground") else "ended 0 the shell's")
+
+
+def test_program_does_not_go_on_after_its_lock_was_lost_while_it_was_stopped(live, at_terminal, manager, tmp_path):
+    """Another run may have begun, so the program is ended before it continues."""
+    live.env["LIVE_TTL"] = "5"
+    over = tmp_path / "over"
+    code = f"{CONTINUING}; time.sleep({PATIENCE})"
+    process, type_in = at_terminal(f"foreground {over} foreground", code, stdin="/dev/null")
+    assert said(process) == "ready"
+    type_in(b"\x1a")
+    assert said(process) == "stopped"
+    wait_until(lambda: is_free("nightly"))
+    over.touch()
+
+    assert said_until(process, "ended") == ["ended 76 the runner's"]
 
 
 def test_runner_that_no_shell_could_continue_does_not_stop(live, terminal, manager):
