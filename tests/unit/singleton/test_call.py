@@ -42,7 +42,7 @@ class Case:
         call: What the call has.
         facts: All else.
         sent: The number in the ticket of its message, and whether that has a slot; None if no message is sent.
-        holder: The task of which it is a duplicate, if it is one.
+        holder: The task of which it is a duplicate; None if there is none. As a rule, a call that was not sent is one.
     """
 
     what: str
@@ -51,7 +51,11 @@ class Case:
     call: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     sent: tuple[int, bool] | None = None
-    holder: str = "other"
+    holder: str | None = ""
+
+    def __post_init__(self) -> None:
+        if self.holder == "":
+            self.holder = None if self.answer is Sent else "other"
 
     def __str__(self) -> str:
         return self.what
@@ -86,9 +90,13 @@ CASES = [
         "something that is no task has the slot",
         Skipped,
         facts={"locks": {NAME: held("", kind="manual", secret=secret("b"))}},
+        holder=None,
     ),
     Case(
-        "a run of a direct call has the slot", Skipped, facts={"locks": {NAME: held("", RUNNING, secret=secret("b"))}}
+        "a run of a direct call has the slot",
+        Skipped,
+        facts={"locks": {NAME: held("", RUNNING, secret=secret("b"))}},
+        holder=None,
     ),
     Case("another call waits, and it is skipped", Skipped, {"on_duplicate": "skip"}, facts={"locks": WAITS}),
     Case("another call waits, and it raises", Refused, {"on_duplicate": "raise"}, facts={"locks": WAITS}),
@@ -115,13 +123,14 @@ CASES = [
     ),
     Case("the nodes do not answer", Sent, facts={"silent": NODES}, sent=(0, False)),
     Case("the key is free, and calls may follow", Sent, RERUN, sent=(0, True)),
-    Case("another call runs, and it follows", Sent, RERUN, facts={"locks": RUNS}, sent=(1, True)),
+    Case("another call runs, and it follows", Sent, RERUN, facts={"locks": RUNS}, sent=(1, True), holder="other"),
     Case(
         "another call runs, and one with other arguments is pending",
         Sent,
         RERUN,
         facts={"locks": RUNS | PENDING},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and one with these arguments is pending",
@@ -135,6 +144,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | {NEXT: held("pending", CLAIMED, secret=secret("c"), call=SAME)}},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and one of another task is pending",
@@ -150,6 +160,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | SPLIT},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and the pending one is split and has begun",
@@ -157,6 +168,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | SPLIT | {began_name("pending"): held("pending", "note", secret=secret("d"), call="1")}},
         sent=(1, True),
+        holder="other",
     ),
     Case("another call runs, and it has links", Refused, RERUN, {"linked": True}, {"locks": RUNS}),
     Case(
@@ -167,7 +179,14 @@ CASES = [
         sent=(0, True),
     ),
     Case("the key is free, and a later call may replace it", Sent, REPLACE, sent=(1, True)),
-    Case("another call runs, and it may be replaced", Sent, REPLACE, facts={"locks": RUNS}, sent=(1, True)),
+    Case(
+        "another call runs, and it may be replaced",
+        Sent,
+        REPLACE,
+        facts={"locks": RUNS},
+        sent=(1, True),
+        holder="other",
+    ),
     Case(
         "a call is pending, and it has links", Refused, REPLACE, {"linked": True}, {"locks": PENDING}, holder="pending"
     ),
@@ -221,8 +240,7 @@ def test_verdict(case: Case) -> None:
     verdict = facts.decide(send(call))
 
     check(case, verdict, facts)
-    if verdict.holder and verdict.holder.task_id:
-        assert verdict.holder.task_id == case.holder
+    assert (verdict.holder.task_id if verdict.holder else None) == case.holder
     assert [bool(each.call) for each in facts.asked_for(Claim)] == [
         each.ticket.trailing for each in facts.asked_for(Claim)
     ]
