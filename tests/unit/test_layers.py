@@ -25,7 +25,7 @@ FLOORS = [
     {"engine"},
     {"checks", "conf", "handler", "routers", "signals"},
     {"inventory"},
-    {"db", "keys", "singleton"},  # what doors such as views and tasks share; these rooms never import a door
+    {"db", "frameworks", "keys", "singleton"},  # what doors such as views and tasks share; they never import a door
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
 BELOW_DJANGO = ("exceptions", "core", "nodes", "engine")
