@@ -55,11 +55,11 @@ from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
 from .frameworks import framework_of
 from .handler import in_transaction, lock, locks
-from .keys import P, ViewCall, ViewKey, arguments_of
+from .keys.view import P, ViewCall, ViewKey, arguments_of
 from .routers import reads_pinned
 
 if TYPE_CHECKING:  # it is long; so the reference shows its name
-    from .keys import Key
+    from .keys.view import Key
 
 log = logging.getLogger("django_redlock")
 

@@ -32,7 +32,7 @@ from ..engine.lock import decorators
 from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import lock, locks
-from ..keys import TaskKey, signature_of
+from ..keys.task import TaskKey, signature_of
 from ..singleton.options import SingletonOptions
 from ..singleton.slots import FREE, LIFETIME, Seen, SlotState, Ticket, free, look
 

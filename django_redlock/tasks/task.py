@@ -20,7 +20,7 @@ from ..core.protocol import Outcome
 from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
 from ..handler import locks
-from ..keys import CallKey
+from ..keys.task import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
 from ..singleton.slots import Seen, Ticket, free

@@ -177,7 +177,7 @@ def test_seeded_generator_is_for_pauses_only():
 
     assert drawing == {
         *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
-        "keys.py",  # imports the type UUID
+        "keys/view.py",  # imports the type UUID
     }
 
 
