@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, split_url
-from .connector import Endpoint, check_url, refuse_service
+from .connector import Endpoint, check_url
 from .errors import DEMOTED, link_error, parse_error
 from .handshake import Dialer, SomeLink
 from .node import Age, RedisNode
@@ -214,8 +214,6 @@ class ClusterNode(DiscoveredNode):
         check_url(spec.url)
         members = [replace(spec, url=url) for url in member_urls(spec.url)]
         connectors = [Endpoint(member) for member in members]
-        for connector in connectors:
-            refuse_service(connector.host, clustered=True)
         if connectors[0].database:
             raise ValueError("a cluster has the database 0 only: leave the number out")
         tagged = f"{{{prefix.removesuffix(':')}}}:"
