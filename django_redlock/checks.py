@@ -36,8 +36,8 @@ from .core.admission import Admission
 from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
-from .nodes.clock import steady
 from .routers import read_elsewhere
+from .runtime.clock import steady
 
 TAG = "redlock"
 PATIENCE = 1.0  # seconds to connect to a node

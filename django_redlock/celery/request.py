@@ -20,7 +20,7 @@ from kombu.exceptions import DecodeError
 
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from ..nodes.clock import steady
+from ..runtime.clock import steady
 from ..singleton.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, peek
 from .pending import PendingMessage, discard
 

@@ -19,7 +19,7 @@ from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory import find_locks
-from ..nodes.clock import steady
+from ..runtime.clock import steady
 from ..singleton.options import Return, SingletonOptions
 from ..singleton.slots import (
     BOTH,

@@ -9,7 +9,7 @@ from ..core.attempt import Granted
 from ..core.names import Owner, encode
 from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
 from ..core.round import Round, count
-from .process import process
+from ..runtime.process import process
 from .watchdog import NEVER, Chore
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from ..core.admission import Admission
 from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import Node
-from ..nodes.threads import exiting
+from ..runtime.process import process
+from ..runtime.threads import exiting
 from .connections import PerLoop
 from .heartbeat import ProcessHeartbeat
 from .notifications import AsyncNotifications, Notifications
-from .process import process
 from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather

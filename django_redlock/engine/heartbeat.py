@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
 from ..core.protocol import POSITIVE, Acquire
 from ..core.round import Round, count
-from .process import HOST, process
+from ..runtime.process import HOST, process
 from .watchdog import NEVER, Chore, Dog, note_drops
 
 if TYPE_CHECKING:

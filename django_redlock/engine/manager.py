@@ -27,15 +27,15 @@ from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
-from ..nodes.clock import Clock, steady
-from ..nodes.threads import exiting
+from ..runtime.clock import Clock, steady
+from ..runtime.process import HOST, process
+from ..runtime.threads import exiting
 from .confirmations import Confirmations
 from .driver import Driver, LoopSide
 from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
-from .process import HOST, process
 from .reentrancy import remember
 from .watchdog import NEVER, Dog, loop_watchdog, watchdog
 

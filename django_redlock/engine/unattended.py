@@ -8,7 +8,7 @@ from weakref import ref
 
 from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
-from ..nodes.clock import Clock
+from ..runtime.clock import Clock
 from .connections import ConnectionSet
 from .watchdog import NEVER, Chore, Dog
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakKeyDictionary, ref
 
 from ..core.names import named
-from ..nodes.clock import Clock, steady
-from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
-from ..nodes.threads import Background, Bell, Errands, exiting
+from ..runtime.background import Background, Bell, Errands
+from ..runtime.clock import Clock, steady
+from ..runtime.gevent import forget_threads, join_threads
+from ..runtime.process import process
+from ..runtime.threads import exiting, threads
 from .connections import PerLoop
-from .process import process
 
 if TYPE_CHECKING:
     from .lease import LeaseHold
@@ -214,7 +215,7 @@ class Watchdog:
         self._agenda = Agenda()
         self._slow: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the keepers that were slow, and when
         self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
-        self._bell = Bell(real_lock())
+        self._bell = Bell(threads().system_lock())
         # A real thread: a greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
         self._wake_at = NEVER  # until when the thread sleeps; NEVER while it is awake, so that every message rings
@@ -438,7 +439,7 @@ process.starts += [watchdog.start_over, forget_threads]
 @atexit.register
 def _end_threads() -> None:
     """End the threads of the operating system under gevent, after the managers have been closed."""
-    if uses_gevent():
+    if threads().greenlets:
         watchdog.stop()
         join_threads(LAST_WORK)
 

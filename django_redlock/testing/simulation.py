@@ -50,8 +50,8 @@ from ..engine.notifications import Waiters
 from ..engine.watchdog import Agenda, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
-from ..nodes.clock import steady
 from ..nodes.memory import MemoryNode
+from ..runtime.clock import steady
 
 EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it

@@ -16,9 +16,9 @@ from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.protocol import SHARED
 from django_redlock.engine.heartbeat import ProcessHeartbeat
-from django_redlock.engine.process import process
 from django_redlock.engine.watchdog import note_drops
 from django_redlock.inventory import State, find_lock, held_locks, remove_stale, stale_keys
+from django_redlock.runtime.process import process
 from django_redlock.testing import Simulation
 from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
 from tests.held import found

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
+from ...runtime.poll import ENDED, READABLE, poller
 from ..base import INCOMPLETE, LinkError, Packed, RateLimit, until_cancelled
-from ..poll import ENDED, READABLE, poller
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import (
     COMMON,

@@ -16,7 +16,7 @@ import pytest
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, RedlockError
 from django_redlock.engine.manager import REAL
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from tests.clusters import served
 from tests.managers import Flavour, holders, made, on_each, rules

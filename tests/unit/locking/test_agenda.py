@@ -5,7 +5,7 @@ import math
 
 from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
 from django_redlock.engine.watchdog import Agenda, AsyncWatchdog, Watchdog
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 
 
 class Lease:
