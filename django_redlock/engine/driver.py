@@ -17,8 +17,8 @@ from ..nodes.base import Node
 from ..runtime.process import process
 from ..runtime.threads import exiting
 from .connections import PerLoop
-from .heartbeat import ProcessHeartbeat
 from .notifications import AsyncNotifications, Notifications
+from .presence import Presence
 from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
@@ -39,7 +39,7 @@ class LoopSide(NamedTuple):
 
     gather: AsyncGather
     notifications: AsyncNotifications
-    heartbeat: ProcessHeartbeat
+    heartbeat: Presence
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
         admission: Admission,
         runtime: "Runtime",
         report: Report,
-        new_heartbeat: Callable[[Dog, Iterable[float]], ProcessHeartbeat],
+        new_heartbeat: Callable[[Dog, Iterable[float]], Presence],
     ) -> None:
         self._alias = alias
         self._nodes = nodes

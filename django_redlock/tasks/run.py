@@ -278,12 +278,11 @@ class Run(Chore):
         """Return when the watchdog looks at this run next; see :class:`~django_redlock.engine.watchdog.Chore`."""
         return NEVER if self._closed else self._next
 
-    def extend(self, leases: Any) -> int:
+    def do(self) -> None:
         """Show that the process lives if the run has no slot; the watchdog calls this."""
         lease, self._next = self.lease, self.manager.runtime.clock() + TICK
         if not (lease and lease.valid()) and not self.manager.runtime.watchdog.apart(self._show_life):
             self._show_life()
-        return 0
 
     def _show_life(self) -> None:
         """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""
