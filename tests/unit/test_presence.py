@@ -1,4 +1,4 @@
-"""A lock of a living process is neither called orphaned nor cleared: histories in virtual time."""
+"""The presence of a process: its locks are neither called orphaned nor cleared; histories in virtual time."""
 
 import random
 from collections.abc import Iterator
