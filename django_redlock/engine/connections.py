@@ -27,7 +27,7 @@ SLOWER = 3.0  # how many times as long as the last link to a node a release wait
 CONNECT_TIMEOUT = 1.5  # seconds to allow for a new link, if the timeout of the round is not longer
 SOONER = 0.9  # share of the time that a round waits for a link after which making it ends, so that the round learns why
 SILENCE = 0.25  # seconds for which a link may be silent after a request whose reply nobody waits for
-UNREAD = 0.01  # seconds for which a reply in flight is left unread before the next request
+PROMPT = 0.01  # seconds for which a reply in flight is left unread before the next request
 
 
 def connect_timeout(timeout: float) -> float:
@@ -52,7 +52,7 @@ class Connection:
 
     def is_prompt(self, now: float) -> bool:
         """Return whether to send before reading the replies in flight; they are read before the next reply anyway."""
-        return now - self.in_flight[0][2] < UNREAD and len(self.in_flight) < MAX_IN_FLIGHT
+        return now - self.in_flight[0][2] < PROMPT and len(self.in_flight) < MAX_IN_FLIGHT
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the node has been silent for longer than the timeout of the oldest round in flight."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FIRST = 2.0  # seconds from taking a lock to the first sign of life, so that short holds cost nothing
 EVERY = 3.0  # seconds between two signs of life
 LIFE = 10.0  # seconds for which a process counts as alive after a sign of life
-SILENCE = 6.0  # seconds after which the process of a lock should have given a sign of life
+OVERDUE = 6.0  # seconds after which the process of a lock should have given a sign of life
 
 _KEY = os.urandom(16)  # secret, so that no other process can write the key
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
-from ..engine.presence import SILENCE
+from ..engine.presence import OVERDUE
 from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
@@ -328,14 +328,14 @@ class LockReport(NamedTuple):
         somebody else changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
         """
         ttl = self.ttl or 0.0
-        return bool(self.process) and not ttl - SILENCE <= self.longest_left <= ttl
+        return bool(self.process) and not ttl - OVERDUE <= self.longest_left <= ttl
 
     def of_process(self, life: Life, now: float) -> "LockReport":
         """Return a suspicious lock in the state that follows from the *life* of its process; *now* is the date."""
         state = self.state
         if state in (State.HELD, State.DEGRADED):
             # A process may not have given a sign of life yet in the first seconds of its hold.
-            heard = self.silent_for > SILENCE or now - (self.since or now) > SILENCE
+            heard = self.silent_for > OVERDUE or now - (self.since or now) > OVERDUE
             if life is Life.LIVING and self.silent_for > (self.ttl or 0.0) / 2:
                 state = State.UNRENEWED
             elif life in (Life.SILENT, Life.GONE) and heard:

@@ -33,12 +33,14 @@ class Master:
 
     def explain(self, error: LinkError, guide: str) -> LinkError:
         """Return *error* with the address that a server of the kind *guide* gave, if nothing answers there."""
-        if error.failure not in SILENCE:
+        if error.failure not in SAID_NOTHING:
             return error
         return LinkError(error.failure, f"{error.detail}: {self.host[:255]}:{self.port}, says a {guide}")
 
 
-SILENCE = frozenset({Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.SENTINEL})
+SAID_NOTHING = frozenset(
+    {Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.SENTINEL}
+)
 """The failures of a server that said nothing, or, for a sentinel, nothing of use."""
 
 
@@ -53,7 +55,7 @@ def most_telling(tried: Sequence[tuple[Master | None, LinkError]], guide: str) -
     told = [
         master.explain(error, guide) if master else error
         for master, error in tried
-        if master or error.failure not in SILENCE
+        if master or error.failure not in SAID_NOTHING
     ]
     return told[-1] if told else tried[0][1]
 
