@@ -29,7 +29,7 @@ from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, l
 from django_redlock.inventory import find_lock
 from django_redlock.singleton import arrival
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.questions import Claim
+from django_redlock.singleton.questions import Claim, Free
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
 
@@ -360,7 +360,7 @@ def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
     worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
     looked, noted, found, over = (threading.Event() for _ in range(4))
     look, withdrawn = arrival._waiting_rows, arrival._is_withdrawn
-    cancel, free = Singleton._cancel, Nodes.free
+    cancel, free = Singleton._cancel, Nodes.answers[Free]
 
     def slow_look(row, begun=False):
         seen = yield from look(row, begun)
@@ -394,9 +394,9 @@ def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
         (arrival, "_waiting_rows", slow_look),
         (arrival, "_is_withdrawn", slow_withdrawn),
         (Singleton, "_cancel", slow_cancel),
-        (Nodes, "free", slow_free),
     ):
         monkeypatch.setattr(owner, name, slow)
+    monkeypatch.setitem(Nodes.answers, Free, slow_free)  # of the caller, and not of the run
     cancelled = task.singleton.cancel(7)
     over.set()
     worker.join(60)
