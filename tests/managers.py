@@ -32,9 +32,9 @@ from django_redlock.engine.manager import Dog, LockManager
 from django_redlock.engine.watchdog import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
-from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers, Simulation
+from tests import consensus
 from tests.clusters import Cluster, single_masters
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
@@ -259,13 +259,15 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 @pytest.fixture
 def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Manager:
     """Make managers over five nodes in one etcd, which count as five clusters."""
+    from django_redlock.contrib.consensus.etcd.node import EtcdTable
+
     return over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
 
 
 @pytest.fixture
 def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Manager:
     """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
-    from django_redlock.nodes.zookeeper.node import ZookeeperTable  # needs kazoo
+    from django_redlock.contrib.consensus.zookeeper.node import ZookeeperTable  # needs kazoo
 
     return over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
 
@@ -313,13 +315,20 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
     return over(lambda count: [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)])
 
 
-# A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
+# A manager does the same as with etcd, and Java is slow. tests/service/consensus covers the differences.
 SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
 REPLICATED = {"cluster": "clusters", "etcd": "etcds", "zookeeper": "zookeepers"}
 
 
 # A majority of two kinds does the same.
-KINDS = ["memory", "real", "cluster", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
+KINDS = [
+    "memory",
+    "real",
+    "cluster",
+    "sqlite",
+    *SLOW_DATABASES,
+    *(["etcd", SLOW_ZOOKEEPER] if consensus.PRESENT else []),
+]
 
 
 @pytest.fixture(params=KINDS)

@@ -29,8 +29,7 @@ from ...core.protocol import (
 )
 from ..base import LinkError, known_cause
 from ..clock import steady
-from .clock import Moment
-from .record import Decision, Names, Stored, load, names_of
+from .record import Decision, Moment, Names, Stored, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
 PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster

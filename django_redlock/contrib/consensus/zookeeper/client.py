@@ -36,12 +36,12 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, read_string
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from ...core.protocol import Failure
-from ..base import LinkError, address
-from ..clock import steady
-from ..records.replicated import Place
-from ..records.table import AnswerError
-from ..threads import new_event
+from ....core.protocol import Failure
+from ....nodes.base import LinkError, address
+from ....nodes.clock import steady
+from ....nodes.records.table import AnswerError
+from ....nodes.threads import new_event
+from ..replicated import Place
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member

@@ -15,11 +15,11 @@ from io import BufferedReader, RawIOBase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...core.protocol import Failure
-from ..base import RateLimit, parse_json
-from ..clock import steady
-from ..records.replicated import Place
-from ..records.table import AnswerError
+from ....core.protocol import Failure
+from ....nodes.base import RateLimit, parse_json
+from ....nodes.clock import steady
+from ....nodes.records.table import AnswerError
+from ..replicated import Place
 
 LARGEST = 2 * 2**20  # bytes of a reply; a hundred records with long references take fewer
 LONGEST_HEAD = 65_536  # bytes of a reply before its body

@@ -2,7 +2,7 @@
 An etcd cluster as a node: its records, the clock of its leader, its notifications (internal).
 
 A request is one transaction that reads and one that writes. The second compares the revision of each record that it
-writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.records.clock`.
+writes, and that of the record of the present era; see :mod:`~django_redlock.contrib.consensus.clock`.
 
 etcd has no wall clock. Its leader counts the seconds of each lease on a monotonic clock, so a lease that never ends
 serves as a clock: what was granted minus what remains. Nothing else depends on that lease, and no lock is attached to
@@ -17,11 +17,13 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
-from ...core.protocol import SMALLEST_PART, Failure
-from ..base import LinkError, NodeSpec, parse_json
-from ..records.clock import Era
-from ..records.record import Decision, Stored, parsed
-from ..records.replicated import (
+from ....core.protocol import SMALLEST_PART, Failure
+from ....nodes.base import LinkError, NodeSpec, parse_json
+from ....nodes.records.record import Decision, Stored, parsed
+from ....nodes.records.table import ANSWERING, AnswerError, TooLargeError, link_error
+from .. import checks
+from ..clock import Era
+from ..replicated import (
     LOOK_EVERY,
     MemberTable,
     Place,
@@ -31,8 +33,7 @@ from ..records.replicated import (
     oldest,
     shortest,
 )
-from ..records.table import ANSWERING, AnswerError, TooLargeError, link_error
-from ..records.watch import Watch
+from ..watch import Watch
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
@@ -380,6 +381,11 @@ class EtcdNode(ReplicatedNode):
     kind = "etcd"
     store = ETCD
     watch = EtcdWatch
+    checks = (checks.members, checks.etcd)
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        # Slashes separate the kinds of records: "app:x/y:" would begin with a kind of the alias "app:".
+        super().__init__(spec, quote(prefix, safe=":"))
 
     def table(self, patience: float) -> EtcdTable:
         """Return its records, not yet connected."""
@@ -408,9 +414,3 @@ def add_facts(client: EtcdClient, status: Mapping[str, Any], facts: dict[str, st
         alarms = client.call("/v3/maintenance/alarm", {"action": "GET"})
         if names := {str(alarm.get("alarm"))[:20] for alarm in objects_in(alarms, "alarms")}:
             facts["alarms"] = ", ".join(sorted(names))
-
-
-def open_node(spec: NodeSpec, prefix: str) -> EtcdNode:
-    """Return the node of an ``etcd`` or ``etcds`` URL."""
-    # Slashes separate the kinds of records: "app:x/y:" would begin with a kind of the alias "app:".
-    return EtcdNode(spec, quote(prefix, safe=":"))

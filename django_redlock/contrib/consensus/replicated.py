@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -16,12 +16,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
-from ..clock import steady
-from .clock import Era, EraClock, Moment
-from .node import RecordNode
-from .record import Stored, in_present_era, is_held, needed_until
-from .table import ANSWERING, AnswerError, RecordTable, link_error
+from ...core.rules import Rules
+from ...nodes.base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
+from ...nodes.clock import steady
+from ...nodes.inspection import Finding, Inspection
+from ...nodes.records.node import RecordNode
+from ...nodes.records.record import Moment, Stored, in_present_era, is_held, needed_until
+from ...nodes.records.table import ANSWERING, AnswerError, RecordTable, link_error
+from .checks import members
+from .clock import Era, EraClock
 from .watch import AsyncWatchLink, Deliver, Watch, WatchLink
 
 ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
@@ -49,6 +52,7 @@ class ReplicatedNode(RecordNode):
     calls = True
     store: ClassVar["Store"]
     watch: ClassVar[type[Watch]]
+    checks: ClassVar[tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...]] = (members,)
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.place = read_place(spec, self.store)
@@ -79,13 +83,14 @@ class ReplicatedNode(RecordNode):
 
     # For the doctor
 
-    def inspect(self, timeout: float) -> tuple[float, dict[str, str]]:
+    def inspect(self, timeout: float, *, rights: bool = True) -> Inspection:
         """
-        Ask each member; return the time of the shortest round trip in seconds, and facts for the doctor.
+        Ask each member for facts; see :mod:`~django_redlock.nodes.inspection`.
 
         Raises:
             LinkError: No member answers.
         """
+        self.connect(timeout).close()
         facts: dict[str, str] = {"kind": self.store.name}
         trips: list[float] = []
         silent: list[str] = []
@@ -98,7 +103,9 @@ class ReplicatedNode(RecordNode):
                 silent.append(f"{address(*member)} ({failure.detail})")
         if failure and not trips:
             raise failure
-        return min(trips), facts | ({"silent": ", ".join(silent)} if silent else {})
+        if silent:
+            facts["silent"] = ", ".join(silent)
+        return Inspection(self.name, known=False, round_trip=min(trips), facts=facts, checks=self.checks)
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """
