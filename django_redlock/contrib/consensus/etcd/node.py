@@ -13,7 +13,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -67,8 +67,6 @@ PAGE = LARGEST_WRITE  # records that are read at once for a survey, or to delete
 KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
 
 ID_LENGTH = 16  # characters of the random id
-
-LONGEST = 65_536  # bytes of one notification
 
 
 class EtcdTable(MemberTable[EtcdClient]):
@@ -327,18 +325,15 @@ class EtcdWatch(Watch):
         self.client = client = EtcdClient(self.place, number, self.timeout)
         client.open()
         self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
-        names_in(self._response.readline(LONGEST))  # the line that confirms the watch
+        names_in(client.line(self._response))  # the line that confirms the watch
         client.wait(None)
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
-        try:
-            line = self._response.readline(LONGEST)
-        except HTTPException:
-            raise ConnectionResetError from None
-        if not line:
-            raise LinkError(Failure.CLOSED)
-        return names_in(line)
+        assert isinstance(self.client, EtcdClient)
+        if line := self.client.line(self._response):
+            return names_in(line)
+        raise LinkError(Failure.CLOSED)
 
 
 def names_in(line: bytes) -> list[str]:

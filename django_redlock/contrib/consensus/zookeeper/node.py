@@ -27,9 +27,9 @@ from kazoo.protocol.states import EventType
 
 from ....core.protocol import HIGHEST, PART, Failure
 from ....nodes.base import LinkError, NodeSpec, parse_json
-from ....nodes.clock import steady
 from ....nodes.records.record import Decision, Stored, digest, parsed
 from ....nodes.records.table import AnswerError, TooLargeError, link_error
+from ..bounded import connected
 from ..clock import Era
 from ..replicated import (
     LOOK_EVERY,
@@ -42,7 +42,7 @@ from ..replicated import (
     shortest,
 )
 from ..watch import Watch
-from .client import Listing, Znode, ZnodeChange, ZookeeperClient, connected, logs_in
+from .client import Listing, Znode, ZnodeChange, ZookeeperClient, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -369,9 +369,10 @@ class ZookeeperNode(ReplicatedNode):
 
     def _command(self, number: int, timeout: float) -> str:
         """Return a member's report about itself."""
-        data, member, until = b"", self.place.members[number], steady() + timeout
+        data, member = b"", self.place.members[number]
         with closing(connected(member, member[0], self.place, timeout)) as connection:
+            connection.allow(LONGEST, timeout)
             connection.sendall(b"srvr")
-            while len(data) < LONGEST and steady() < until and (more := connection.recv(LONGEST)):
+            while more := connection.recv(1000):
                 data += more
         return data.decode("utf-8", "replace")
