@@ -1,5 +1,5 @@
 """
-The nodes, which have one vote each: what a node is, and how all nodes are queried (internal).
+The nodes, which have one vote each: what a node is, and how an entry of ``NODES`` becomes one.
 
 A node is anything that can compare and set a named record that expires. A dotted path names its class: the ``BACKEND``
 of an entry of ``NODES``, or what is registered for the scheme of its URL. The majority logic never knows which.
@@ -15,6 +15,8 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from ..core.admission import Greeting
+from ..core.protocol import Failure
 from ..core.rules import nearest
 from .base import LinkError, Node, NodeSpec, split_url
 
@@ -40,7 +42,7 @@ ATTRIBUTES = ("name", "address", "instant", "calls", "fails_over")
 forking = False
 """Whether this process is about to fork, so that no thread may be started."""
 
-__all__ = ["SCHEMES", "LinkError", "Node", "NodeSpec", "open_node"]
+__all__ = ["SCHEMES", "Failure", "Greeting", "LinkError", "Node", "NodeSpec", "open_node"]
 
 
 def open_node(spec: NodeSpec, prefix: str) -> Node:
