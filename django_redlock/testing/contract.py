@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -249,6 +250,24 @@ class NodeContract:
             assert ask(link, Release(first.slugs, first.secret)).kind is Kind.RELEASED
             assert ask(link, second).kind is Kind.ACCEPTED
 
+    def test_one_of_several_processes_at_once_is_granted_a_lock(self, open_nodes: OpenNodes) -> None:
+        """A node decides about one request after the other, whichever connections they come from."""
+        links = [open_nodes(1)[0].connect(PATIENT) for _ in range(4)]
+        barrier = threading.Barrier(len(links))
+
+        def turn(number: int, process: int) -> Acquire | None:
+            request = acquire(f"{number * len(links) + process:032x}")
+            barrier.wait(PATIENT)
+            return request if ask(links[process], request).kind is Kind.ACCEPTED else None
+
+        with ExitStack() as stack, ThreadPoolExecutor(len(links)) as threads:
+            for link in links:
+                stack.enter_context(closing(link))
+            for number in range(30):
+                granted = [each for each in threads.map(partial(turn, number), range(len(links))) if each]
+                assert len(granted) == 1
+                assert ask(links[0], Release(granted[0].slugs, granted[0].secret)).kind is Kind.RELEASED
+
     def test_waiter_is_notified_of_its_turn(self, node: Node) -> None:
         """A node that ``calls`` names the waiters of a process that are first in a queue; any other one says so."""
         called: list[str] = []
@@ -474,6 +493,7 @@ class NodeContract:
                 reply = ask(link, Survey(after=cursor, size=4))
                 cursor = reply.cursor
                 pages.append([row.slug for row in reply.rows])
+                assert len(pages) < 10, "the cursor leads nowhere"
 
         assert sorted(slug for page in pages for slug in page) == [f"{{n{number}}}" for number in range(6)]
         assert all(len(page) <= 4 for page in pages)
@@ -571,9 +591,9 @@ def comparable(reply: Reply | None) -> Any:
     return reply.kind, reply.fence, bool(reply.left), reply.detail, reply.position, reply.terms, rows
 
 
-def acquire(letter: str) -> Acquire:
-    """Return a request for a lock of a minute."""
-    secret = letter * 32
+def acquire(secret: str) -> Acquire:
+    """Return a request for a lock of a minute; the secret is repeated up to its length."""
+    secret = (secret * 32)[:32]
     return Acquire(("{held}",), secret, secret + '{"host":"h"}', 60.0, now(), 600.0, 1e9)
 
 
