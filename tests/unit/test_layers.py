@@ -184,11 +184,12 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime():
 
 
 def test_seeded_generator_is_for_pauses_only():
-    """Users seed ``random``, so only pauses come from it, and the virtual time of a simulation."""
+    """Users seed ``random``, so only pauses come from it, and what happens in a simulation or in the contract of nodes."""
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/records/table.py"),
+        *("testing/contract.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 
