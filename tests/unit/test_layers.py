@@ -184,7 +184,7 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime():
 
 
 def test_seeded_generator_is_for_pauses_only():
-    """Users seed ``random``, so only pauses come from it, and what happens in a simulation or in the contract of nodes."""
+    """Users seed ``random``, so only pauses come from it, and what a simulation or the contract of nodes tries."""
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {
