@@ -309,7 +309,7 @@ class AsyncLink(Protocol):
 
 
 class Node(Protocol):
-    """A node, which has one vote."""
+    """A node, which has one vote. A kind that can be asked more has ``inspect``, too; see :mod:`.inspection`."""
 
     name: str
     """The node's name in messages and pages, never its URL."""

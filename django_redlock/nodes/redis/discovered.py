@@ -99,7 +99,7 @@ class DiscoveredNode(RedisNode):
             raise LinkError(Failure.FAILING_OVER)
         raise failure
 
-    def find(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
+    def _reach(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
         """Connect to the master that the first guide to answer names; also return the guides that did not answer."""
         deaf: list[str] = []
         tried: list[tuple[Master | None, LinkError]] = []
@@ -107,7 +107,7 @@ class DiscoveredNode(RedisNode):
             master = None
             try:
                 master = run(self.ask(BlockingDialer(timeout), guide))
-                return super().find(timeout, host=master.host, port=master.port)[0], tuple(deaf)
+                return super()._reach(timeout, host=master.host, port=master.port)[0], tuple(deaf)
             except LinkError as error:
                 tried.append((master, error))
                 if master is None:

@@ -137,7 +137,7 @@ class RedisNode:
         )
         connection = None
         try:
-            connection, deaf = self.find(timeout)
+            connection, deaf = self._reach(timeout)
             known = replace(known, deaf=deaf)
             found, served = examine(connection, self.encoder, connector.database, rights, known)
             with suppress(LinkError):
@@ -152,7 +152,7 @@ class RedisNode:
             if connection:
                 connection.disconnect()
 
-    def find(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
+    def _reach(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
         """Return a connection of redis-py to the master, and the servers that were asked for it in vain."""
         connection, _, _ = run(BlockingDialer(timeout).open(self.connector, b"", **where))
         return connection, ()

@@ -135,7 +135,7 @@ def test_vote_does_not_count_if_its_reply_shows_that_the_clock_was_set(
     numbers = client.numbers
     table.execute([acquire("y")])
     monkeypatch.setattr(
-        client, "numbers", lambda stat: (*numbers(stat)[:2], numbers(stat)[2] + 60_000, numbers(stat)[3])
+        client, "numbers", lambda stat: (*numbers(stat)[:2], numbers(stat)[2] + 70_000, numbers(stat)[3])
     )
     (reply,) = table.execute([acquire()])
     (taken,) = other.execute([acquire(secret="b" * 32)])

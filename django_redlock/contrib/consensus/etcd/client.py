@@ -11,7 +11,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -77,7 +76,7 @@ class EtcdClient:
         self._place = place
         self._member = place.members[number]
         self._token = ""
-        self._timeout: float | None = timeout
+        self._timeout = timeout
         self._socket: BoundedSocket | None = None
         self._http = HTTPConnection(*self._member)
 
@@ -88,7 +87,7 @@ class EtcdClient:
 
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
-        self._socket = connected(self._member, self._member[0], self._place, self._timeout or 0.0)
+        self._socket = connected(self._member, self._member[0], self._place, self._timeout)
         self._http.sock = self._socket
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE.items():
@@ -128,7 +127,7 @@ class EtcdClient:
 
     def line(self, response: HTTPResponse) -> bytes:
         """Return the next line of a stream, empty at its end."""
-        self._allow(LARGEST)
+        self._allow_reply()
         try:
             return response.readline(LONGEST)
         except HTTPException:
@@ -140,19 +139,19 @@ class EtcdClient:
         headers = {"Content-Type": "application/json", **more}
         if self._token:
             headers["Authorization"] = self._token
-        self._allow(LARGEST)
+        self._allow_reply()
         try:
             self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
             return self._http.getresponse()
         except HTTPException:  # not even HTTP, or the end of the connection
             raise ConnectionResetError from None
 
-    def _allow(self, most: int) -> None:
+    def _allow_reply(self) -> None:
         assert self._socket is not None
-        self._socket.allow(most, inf if self._timeout is None else self._timeout)
+        self._socket.allow(LARGEST, self._timeout)
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait for that many seconds for each reply from now on; None is for ever."""
+    def wait(self, timeout: float) -> None:
+        """Wait for that many seconds for each reply from now on; infinity is for ever."""
         self._timeout = timeout
 
     def close(self) -> None:

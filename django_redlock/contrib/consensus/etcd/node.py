@@ -10,6 +10,7 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 """
 
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -326,7 +327,7 @@ class EtcdWatch(Watch):
         client.open()
         self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
         names_in(client.line(self._response))  # the line that confirms the watch
-        client.wait(None)
+        client.wait(math.inf)
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
