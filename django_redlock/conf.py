@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from .core.rules import Rules, nearest, quoted
-from .nodes import KINDS, Node, NodeSpec, open_node
+from .nodes import SCHEMES, Node, NodeSpec, open_node
 from .nodes.base import split_url
 
 P = ParamSpec("P")
@@ -23,6 +23,7 @@ T = TypeVar("T")
 DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
+BACKEND_KEYS = ("BACKEND", "URL", "NAME", "OPTIONS")
 SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
 # What part of a scheme shows that a URL has the form of another package, and what to write here.
@@ -37,8 +38,8 @@ OTHER_FORMS = {
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
 # What CACHES and other packages call one of these keys.
 OTHER_NAMES = {
-    **{"LOCATION": "NODES", "SERVERS": "NODES", "HOSTS": "NODES"},
-    **{"timeout": "ttl", "expire": "ttl", "blocking_timeout": "wait", "socket_timeout": "node_timeout"},
+    **{"LOCATION": ("NODES", "URL"), "SERVERS": ("NODES",), "HOSTS": ("NODES",)},
+    **{"timeout": ("ttl",), "expire": ("ttl",), "blocking_timeout": ("wait",), "socket_timeout": ("node_timeout",)},
 }
 EXAMPLE = """\
 REDLOCK = {
@@ -197,8 +198,8 @@ def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) ->
             named, advice = f"an unknown key {key!r}", nearest(meant, known)
             if "//" in str(key):  # it may have a password
                 named, advice = "a URL as a key.", ""
-            if OTHER_NAMES.get(key) in known:
-                advice = f"; write {OTHER_NAMES[key]!r}."
+            if ours := [name for name in OTHER_NAMES.get(key, ()) if name in known]:
+                advice = f"; write {ours[0]!r}."
             elif known == ALIAS_KEYS and key in OPTION_KEYS:
                 advice = "; write it into 'OPTIONS'."
             raise InvalidRedlockError(f"{where} has {named}{advice} Known: {', '.join(known)}.", "redlock.E007")
@@ -235,6 +236,8 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     entry: Mapping[str, Any] = {"URL": node} if isinstance(node, str) else node
     if isinstance(entry, Mapping) and "URL" not in entry and {"SENTINELS", "SERVICE_NAME"} & entry.keys():
         return _sentinel_spec(where, entry)
+    if isinstance(entry, Mapping) and "BACKEND" in entry:
+        return _backend_spec(where, entry)
     url = entry["URL"] if isinstance(entry, Mapping) and "URL" in entry else entry
     if not isinstance(url, str):
         given = f"a dict with {', '.join(map(repr, url))}" if isinstance(url, Mapping) else type(url).__name__
@@ -246,13 +249,13 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             raise _bad_node(f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.")
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
-    if scheme not in KINDS:
+    if scheme not in SCHEMES:
         advice = next((advice for part, advice in OTHER_FORMS.items() if part in scheme), "")
         if not advice:
             advice = "write, for example, 'redis://lock-1:6379'"
-            if (near := nearest(scheme, KINDS)) != ".":
+            if (near := nearest(scheme, SCHEMES)) != ".":
                 advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
-        raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; {advice}.")
+        raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(SCHEMES)}, cache; {advice}.")
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)
     if masters and not scheme.endswith("+cluster"):
@@ -260,6 +263,17 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             f"{where} has MASTERS, but its URL names the master; MASTERS is for Sentinel and for a cluster."
         )
     return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry), masters=masters)
+
+
+def _backend_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
+    """Return the node of a class that a dotted path names; the class decides what its URL and options may be."""
+    _known_keys(where, entry, BACKEND_KEYS)
+    path, url = entry["BACKEND"], entry.get("URL", "")
+    if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
+        raise _bad_node(f"{where}['BACKEND'] must be the dotted path of a class, such as 'shop.locks.FileNode'.")
+    if not isinstance(url, str):
+        raise _bad_node(f"{where}['URL'] must be a str, not {type(url).__name__}.")
+    return NodeSpec(url, _node_name(where, entry), _node_options(where, entry), backend=path)
 
 
 def _node_name(where: str, entry: Mapping[str, Any]) -> str:
@@ -304,11 +318,11 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for redis-py that are not in the URL."""
+    """Return the options that are not in the URL: redis-py's, or those of the class that ``BACKEND`` names."""
     options = entry.get("OPTIONS", {})
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise _bad_node(
-            f"{where}['OPTIONS'] must be a dict with the names of redis-py's options as keys, such as "
+            f"{where}['OPTIONS'] must be a dict with names of options as keys, such as "
             f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}."
         )
     return dict(options)
@@ -369,7 +383,7 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
             "one master. Write its URL instead."
         )
     url = _url(next(iter(servers_of(cache)), ""))
-    if _scheme(f"{where} names a cache that", url) not in KINDS:
+    if _scheme(f"{where} names a cache that", url) not in SCHEMES:
         raise _bad_cache(
             f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'."
         )
