@@ -47,11 +47,11 @@ def die(request: Any) -> None:
         request.on_failure(ExceptionInfo())
 
 
-def begin(request: Any) -> None:
-    """Take the slot as the child does that runs the message."""
+def begin(request: Any) -> Any:
+    """Take the slot as the child does that runs the message; return its lease."""
     ticket = Ticket.unpack(request.request_dict[HEADER], request.id)
     assert ticket
-    ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
+    return ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
 
 
 def set_down(nodes: Any, down: bool = True) -> None:
