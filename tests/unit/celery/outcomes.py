@@ -23,7 +23,7 @@ class Situation:
 
     def __str__(self) -> str:
         usual, names = type(self)(), [each.name for each in fields(self)]  # type: ignore[arg-type]
-        shown = [f"{name}={value}" for name in names if (value := getattr(self, name)) != getattr(usual, name)]
+        shown = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) != getattr(usual, name)]
         return ", ".join(shown).translate(dict.fromkeys(map(ord, "{}'"))) or "as usual"
 
 
@@ -34,7 +34,7 @@ class Message(Situation):
 
     Args:
         options: The options of its task, whose key is the shop.
-        sent: Celery's options of the call.
+        sent: Celery's options of the call; ``by`` its name, without the task.
         slot: Who has the slot when a worker has the message: ``own`` (the message itself), ``own run`` (its earlier
             delivery, which runs), ``nobody``, ``another run``, ``another message``, ``another claim`` (a call that is
             about to send its message), ``held`` (a run that is over, by ``hold_for``) or ``no task``. Except with
@@ -124,6 +124,13 @@ class Shown:
     test: str
 
 
+class Foreign:
+    """What neither a key nor a message can have."""
+
+    def __repr__(self) -> str:
+        return "Foreign()"
+
+
 class Limit(BaseException):
     """A limit or a kill that arrives as gevent's do."""
 
@@ -147,12 +154,8 @@ messages, calls = partial(_made, Message), partial(_made, Call)
 
 # Options
 PLAIN: dict[str, Any] = {}
-LATE, REJECTS, IGNORES = (
-    {"acks_late": True},
-    {"acks_late": True, "reject_on_worker_lost": True},
-    {"ignore_result": True},
-)
-DROPS = {"acks_late": True, "redelivery": "drop"}
+LATE, IGNORES = {"acks_late": True}, {"ignore_result": True}
+REJECTS, DROPS = LATE | {"reject_on_worker_lost": True}, LATE | {"redelivery": "drop"}
 SKIP, RAISE, RERUN, REPLACE = ({"on_duplicate": how} for how in ("skip", "raise", "rerun", "replace"))
 ANY = [PLAIN, SKIP, RAISE, RERUN, REPLACE]
 DROP, WAIT, FOLLOW, FAIL = ({"on_overlap": how} for how in ("drop", "wait", "follow", "fail"))
@@ -160,9 +163,8 @@ ANSWER, BRIEFLY = {"on_overlap": Return("other")}, {"on_overlap": "wait", "wait_
 ONCE, QUEUED, SERIAL, BOTH = (
     {"scope": scope} for scope in ("until_executed", "until_executing", "while_executing", "until_and_while_executing")
 )
-RUNS_ANYWAY, FAILS_THEN, RAISES_THEN = (
-    {"on_unavailable": each} for each in ({"run": "run"}, {"run": "fail"}, {"enqueue": "raise"})
-)
+RUNS_ANYWAY, FAILS_THEN = {"on_unavailable": {"run": "run"}}, {"on_unavailable": {"run": "fail"}}
+RAISES_THEN = {"on_unavailable": {"enqueue": "raise"}}
 HOLDS = {"hold_for": 60}
 RETRIES = {"autoretry_for": (OSError,), "default_retry_delay": 100, "retry_backoff": False}
 
@@ -172,13 +174,19 @@ REVOKED = {"does": "revoked", "told": "REVOKED", "runs": 0}
 FAILS = {"does": "fails", "told": "FAILURE", "runs": 0}
 LOST = {"does": "dropped", "told": "PENDING", "runs": 0}
 BACK = {"does": "put back", "holder": "own queued"}
+STOPPED = {"options": DROPS, "before": "was stopped", "comes": "again"}
 WATCHES = {"slot": "own run", "comes": "again", "does": "put back", "holder": "own running"}
+CLAIMED = {"slot": "another claim", "does": "put back", "holder": "another claimed"}
+FOR_LONG = {"slot": "no task, for long", "does": "put back", "holder": "another held", "runs": 0}
+LOST_TO_ANOTHER = {"slot": "own, then another run", "holder": "another running"}
+DIED = LOST_TO_ANOTHER | {"before": "was killed", "comes": "again", "does": "put back"}
 TAKEN = [
     {"slot": "another run", "holder": "another running"},
     {"slot": "another message", "holder": "another queued"},
     {"slot": "no task", "holder": "another held"},
     {"slot": "held", "holder": "another held", "options": HOLDS},
 ]
+BY_NAME = {"by": "name"}
 STOPS = [SystemExit(-15), WorkerShutdown(), WorkerTerminate()]
 BEFORE = ("before_start", "task_prerun", "on_task_init")
 ASKS = [  # messages about which a worker asks the nodes once more when it has their slot
@@ -218,7 +226,7 @@ EVENTS = {
         *messages(
             options=[ONCE, QUEUED, BOTH, LATE, RERUN, REPLACE, HOLDS], body="retries", holder="own queued", runs=2
         ),
-        *messages(options=SERIAL, body="retries", runs=2),
+        *messages(options=[SERIAL, SERIAL | HOLDS], body="retries", runs=2),
         *messages(options=RETRIES, body=OSError(), holder="own queued", runs=2),
         *messages(body="replaces itself", holder="own queued", runs=2),
         *messages(body="retries", broker="refuses", told="PENDING"),
@@ -231,8 +239,8 @@ EVENTS = {
         Shown("tests/unit/celery/test_dispatch.py", "test_own_class_that_sends_after_the_commit"),
     ],
     "Wrong or unserialisable arguments, broker not reachable": [
-        *calls(args=[(), (object(),)], answer="TypeError", told="", ran=""),
-        *calls(args=(7, object()), answer="EncodeError", told="", ran=""),
+        *calls(args=[(), (Foreign(),)], answer="TypeError", told="", ran=""),
+        *calls(args=(7, Foreign()), answer="EncodeError", told="", ran=""),
         *calls(options=ANY, broker="refuses", answer="OperationalError", told="", ran=""),
     ],
     "Rolled-back transaction, with `delay_on_commit`": [
@@ -246,6 +254,7 @@ EVENTS = {
         *messages(options=LATE, body=[(place, STOPS[0]) for place in BEFORE], does="returned", holder="own queued"),
         *messages(FAILS, options=[PLAIN, LATE, REPLACE], body=[("before_start", SoftTimeLimitExceeded())]),
         *messages(FAILS, options=[PLAIN, LATE, REPLACE], body=[("before_start", ValueError())]),
+        *messages(LOST, options=[PLAIN, LATE, REPLACE], body=[("before_start", Reject())]),
         *messages(FAILS, options=[PLAIN, LATE, REPLACE], event="exceeds its hard limit before it begins"),
         *messages(REVOKED, options=[PLAIN, LATE, REPLACE], event="is terminated before it begins"),
     ],
@@ -260,6 +269,8 @@ EVENTS = {
         *messages(REVOKED, options=[ONCE, QUEUED, SERIAL, BOTH, LATE, RERUN, REPLACE], event="is revoked"),
         *messages(REVOKED, options=RERUN, slot="own beside another run", event="is revoked", holder="another running"),
         *messages(REVOKED, options=[ONCE, QUEUED, RERUN, REPLACE], sent={"countdown": 7200}, event="is cancelled"),
+        *messages(REVOKED, options=REPLACE, before=["", "was replaced"], event="is cancelled, and comes"),
+        *messages(REVOKED, options=REPLACE, before="replaced another", event=["is revoked", "expires"]),
     ],
     "`revoke(terminate=True)`": [
         *messages(REVOKED, options=[PLAIN, LATE], event="is terminated", holder="own running"),
@@ -273,6 +284,7 @@ EVENTS = {
         *messages(REVOKED, options=[RUNS_ANYWAY, FAILS_THEN], event="expires", nodes="down"),
         *messages(BACK, event="expires", nodes="down"),
         *messages(options=REPLACE, event="expires", nodes="down", does="put back"),
+        *messages(BACK, options=REPLACE, before="was replaced", event="expires", nodes="down"),
     ],
     "Warm shutdown": [Shown("tests/server/workers/test_shutdown.py", "test_warm_shutdown")],
     "Cold or soft shutdown": [
@@ -297,6 +309,8 @@ EVENTS = {
         *messages(WATCHES, {"options": LATE}, options=[FAIL, FOLLOW, ANSWER, BRIEFLY]),
         *messages(WATCHES, options=[LATE | IGNORES, DROPS | IGNORES], told="PENDING"),
         *messages(WATCHES, options=LATE, before="came again", does="dropped"),
+        *messages(WATCHES, options=LATE | {"max_hold": 7200}, before="has run for 90 minutes"),
+        *messages(options=LATE, slot="own run", comes="again", before="has run for 90 minutes", runs=2),
         *messages(WATCHES, options=LATE, body=ValueError(), runs=2),
         *messages(options=LATE | QUEUED, slot="own run", comes="again", runs=2),
         *messages(
@@ -311,9 +325,11 @@ EVENTS = {
         *messages(options=LATE, before="has retried", comes="again", does="dropped", holder="own queued", runs=2),
         *messages(options=LATE | SERIAL, before="has retried", comes="again", does="dropped", runs=2),
         *messages(options=LATE, before="has retried, and the retry too", comes="again", does="dropped", runs=2),
+        *messages(WATCHES, options=[DROPS, DROPS | REPLACE], body=SystemExit(-9), told="REVOKED"),
     ],
     "A call finds a duplicate that waits for a countdown or eta": [
         *calls(SENT, options=ANY, holder=OVER),
+        *calls(options=[RERUN, REPLACE], args=(7, "first"), holder=OVER, has_slot=True),
         *calls(holder="waits for its time", answer="joins", reason="queued"),
         *calls(TAKES_OVER, options=REPLACE, holder="waits for its time", reason="queued"),
     ],
@@ -331,12 +347,7 @@ FAULTS = {
         *calls(options=ANY[:4], holder="split", nodes="second down", ran="first second"),
     ],
     "A process dies between its claim and its message": [
-        *messages(
-            options=[DROP, WAIT, FOLLOW, FAIL, ANSWER, BRIEFLY],
-            slot="another claim",
-            does="put back",
-            holder="another claimed",
-        ),
+        *messages(CLAIMED, options=[DROP, WAIT, FOLLOW, FAIL, ANSWER, BRIEFLY]),
         *calls(options=[ONCE, QUEUED, SERIAL, BOTH, SKIP, RAISE, RERUN], holder="claimed", ran="second another"),
     ],
     "The broker does not accept the message": calls(
@@ -352,37 +363,11 @@ FAULTS = {
     "The result backend is away or full when a message is to end without a run, or "
     '`on_overlap="follow"` needs the other result': [
         *messages(TAKEN[:3], options=[DROP, BRIEFLY, FAIL, ANSWER], backend="writes", does="put back"),
-        *messages(
-            options=[DROP, BRIEFLY],
-            slot="no task, for long",
-            backend="writes",
-            does="put back",
-            holder="another held",
-            told="REVOKED",
-            runs=0,
-        ),
-        *messages(
-            options=FAIL,
-            slot="no task, for long",
-            backend="writes",
-            does="put back",
-            holder="another held",
-            told="FAILURE",
-            runs=0,
-        ),
-        *messages(
-            options=ANSWER, slot="no task, for long", backend="writes", does="put back", holder="another held", runs=0
-        ),
+        *messages(FOR_LONG, options=[DROP, BRIEFLY], backend="writes", told="REVOKED"),
+        *messages(FOR_LONG, options=FAIL, backend="writes", told="FAILURE"),
+        *messages(FOR_LONG, options=ANSWER, backend="writes"),
         *messages(WAITS, options=FOLLOW, slot="another run", backend="reads", runs=0),
-        *messages(
-            options=DROPS,
-            before="was stopped",
-            comes="again",
-            backend="reads writes",
-            times=15,
-            does="put back",
-            told="REVOKED",
-        ),
+        *messages(STOPPED, backend="reads writes", times=15, does="put back", told="REVOKED"),
     ],
     "The result backend is away after the body has run": [
         *messages(options=[PLAIN, LATE, REPLACE], backend="writes", told="PENDING"),
@@ -398,23 +383,16 @@ FAULTS = {
     ],
     "With late acknowledgement, a worker, the connection to the broker or (with `reject_on_worker_lost`) a child ends "
     "during the run, or the body rejects its message with `requeue=True`; or the body retries": [
+        *messages(DIED, {"options": LATE}, options=[DROP, FOLLOW, FAIL, ANSWER, BRIEFLY, REPLACE]),
         *messages(
-            WAITS,
-            {"options": LATE},
-            options=[DROP, FOLLOW, FAIL, ANSWER, BRIEFLY, REPLACE],
-            slot="own, then another run",
-            before="was killed",
-            comes="again",
-        ),
-        *messages(
-            WAITS,
+            LOST_TO_ANOTHER,
             options=[DROP, FAIL, ANSWER, BRIEFLY],
-            slot="own, then another run",
             before="has retried, and lost its slot",
+            does="put back",
             runs=2,
         ),
         *messages(options=LATE, body=Reject(requeue=True), runs=2),
-        *messages(REVOKED, options=DROPS, before="was stopped", comes="again", runs=1),
+        *messages(REVOKED, STOPPED, runs=1),
         *messages(options=DROPS, before=["was killed", "waited too long"], comes="again"),
     ],
     "The broker does not accept a message that is put back": [
@@ -432,15 +410,18 @@ OVERLAPS = {
         *messages(WAITS, options=[SERIAL, BOTH], slot="another run"),
         *messages(WAITS, options=[BOTH, RERUN, REPLACE], slot="own beside another run"),
         *messages(REVOKED, TAKEN, options=BRIEFLY),
+        *messages(REVOKED, options=BOTH | BRIEFLY, slot="own beside another run", holder="another running"),
         *messages(REVOKED, options=WAIT | {"wait_for": 1}, slot="no task", times=1, holder="another held"),
         *messages(WAITS, options=WAIT, sent={"expires": 100}, slot="another run"),
     ],
     '`"drop"`': [
-        *messages(REVOKED, TAKEN),
+        *messages(REVOKED, TAKEN, sent=[{}, BY_NAME]),
         *messages(REVOKED, options=QUEUED, slot="another message", holder="another queued"),
+        *messages(REVOKED, options=BOTH | DROP, slot="own beside another run", holder="another running"),
         *messages(options=QUEUED, slot="another run"),
         *messages(LOST, options=IGNORES, slot="another run", holder="another running"),
         *messages(options=DROP, before=["waited too long", "was never confirmed"]),
+        *messages(options=[ONCE, QUEUED, BOTH], slot="nobody", sent=[{}, BY_NAME]),
         *messages(
             REVOKED,
             slot="own, then another run",
@@ -455,7 +436,7 @@ OVERLAPS = {
         *messages(options=FOLLOW, slot="another message, which is lost", does="put back", holder="another queued"),
         *messages(WAITS, options=FOLLOW | IGNORES, slot="another run", told="PENDING"),
     ],
-    '`"fail"`': messages(FAILS, TAKEN, options=FAIL),
+    '`"fail"`': messages(FAILS, TAKEN, options=FAIL, sent=[{}, BY_NAME]),
     "`Return(value)`": messages(TAKEN, options=ANSWER, does="answered", runs=0),
 }
 TREATED = {
@@ -469,7 +450,9 @@ TREATED = {
     "A duplicate with `link` or `link_error`": [
         *calls(RAISES, options=ANY, sent={"link": "linked"}, holder=["waiting", "running"]),
         *calls(options=ANY, sent={"link": "linked"}, has_slot=True, ran="second linked"),
-        *calls(AFTER, options=REPLACE, holder="waiting with a link", reason="queued", ran="first second linked"),
+        *calls(
+            AFTER, options=[RERUN, REPLACE], holder="waiting with a link", reason="queued", ran="first second linked"
+        ),
     ],
     "A run of a direct call or of `apply()`": [
         *calls(SKIPPED, options={"lock_direct_calls": True}, holder=["direct", "applied"], reason="running"),
@@ -513,6 +496,7 @@ KILLED = {
     "the child process that runs it: `acks_late=True`": [
         *messages(FAILS, {"options": LATE}, options=[PLAIN, DROPS, RERUN, REPLACE], event="child dies"),
         *messages(FAILS, options=LATE, event="child dies before it begins"),
+        *messages(FAILS, options=REPLACE, before="replaced another", event="child dies before it begins"),
     ],
     "the child process that runs it: `acks_late=True, reject_on_worker_lost=True`": [
         *messages(
@@ -528,7 +512,7 @@ KILLED = {
     "the whole worker: none": messages(LOST, event="worker dies", holder="own running", lasts=30),
     "the whole worker: `acks_late=True`": [
         *messages(options=[LATE, LATE | RERUN], event="worker dies", does="returned", holder="own running", lasts=30),
-        *messages(WAITS, options=LATE, slot="own, then another run", before="was killed", comes="again"),
+        *messages(DIED, options=LATE),
         *messages({"options": LATE}, options=[ONCE, SERIAL, BOTH, REPLACE], before="was killed", comes="again"),
     ],
     "the machine: none": [PAGE],
@@ -587,11 +571,13 @@ EXCLUDES = {
     '`"until_executing"`': [
         *calls(options=QUEUED, holder="waiting", answer="joins", reason="queued"),
         *calls(options=QUEUED, holder="running", has_slot=True, ran="first second"),
+        *calls(options=QUEUED, holder="pending", answer="joins the waiting", reason="queued", ran="first pending"),
     ],
     '`"while_executing"`': calls(options=SERIAL, holder=["waiting", "running"], ran="first second"),
     '`"until_and_while_executing"`': [
         *calls(options=BOTH, holder="waiting", answer="joins", reason="queued"),
         *calls(options=BOTH, holder="running", has_slot=True, ran="first second"),
+        *calls(options=BOTH, holder="pending", answer="joins the waiting", reason="queued", ran="first pending"),
     ],
 }
 

@@ -95,7 +95,9 @@ class Stage:
 
     # The broker and the workers
 
-    def send(self, value: str, **options: Any) -> Any:
+    def send(self, value: str, by: str = "", **options: Any) -> Any:
+        if by == "name":
+            return self.app.send_task(self.task.name, (7, value), **options)
         return self.task.apply_async((7, value), **options)
 
     def send_unconfirmed(self, value: str, **options: Any) -> Any:

@@ -85,57 +85,71 @@ def test_message(stage: Stage, case: Message) -> None:
 
 def set_the_scene(stage: Stage, then: Callable[[], Any]) -> None:
     """Send the message, let its slot be as the situation says, and call *then* in the midst of it."""
-    case, worker = stage.case, stage.worker
-
-    def own() -> None:
-        send = stage.send_unconfirmed if case.before == "was never confirmed" else stage.send
-        stage.id = send("mine", **case.sent).id
-        stage.message = worker.take()
-        let_happen_before(stage)
 
     def unslotted() -> None:
-        stage.id = stage.send("mine", task_id="mine", **case.sent).id
-        stage.message = worker.take()
+        send(stage, task_id="mine")
         then()
 
-    def own_run() -> None:
-        if case.before == "came again":
-            stage.run(stage.message, redelivered=True)
-        then()
-
-    match case.slot.split(", "):
+    match stage.case.slot.split(", "):
         case ["own"]:
-            own()
+            accepted(stage)
             then()
         case ["own run"]:
-            own()
-            stage.meanwhile[stage.id] = own_run
+            accepted(stage)
+            stage.meanwhile[stage.id] = lambda: (let_happen_during(stage), then())
             stage.run(stage.message)
         case ["own beside another run"]:
-            stage.during_another_run(lambda: (own(), then()))
+            stage.during_another_run(lambda: (accepted(stage), then()))
         case ["own", "then another run"]:
-            own()
+            accepted(stage)
             stage.during_another_run(then)
+        case ["nobody"]:
+            unslotted()
         case ["another run", *fails]:
             stage.during_another_run(lambda: (unslotted(), 1 / 0 if fails else None))
         case ["another claim"]:
             stage.during_another_claim(lambda: (unslotted(), stage.settle()))
         case ["another message", *lost]:
             stage.send("another")
-            stage.aside = [worker.take()]
+            message = stage.worker.take()
             unslotted()
             if lost:
-                stage.aside.clear()
                 stage.task.singleton.release(7)
+            else:
+                stage.aside.append(message)
         case ["held" | "left on a node"]:
             stage.send("another")
-            (stage.run if case.slot == "held" else stage.leave_on_a_node)(worker.take())
+            (stage.run if stage.case.slot == "held" else stage.leave_on_a_node)(stage.worker.take())
             unslotted()
         case ["no task", *long]:
             with locks["default"].lock(NAME):
                 unslotted()
                 if long:
                     stage.settle()
+
+
+def send(stage: Stage, **options: Any) -> None:
+    """Send the message in question."""
+    how = stage.send_unconfirmed if stage.case.before == "was never confirmed" else stage.send
+    stage.id = how("mine", **options, **stage.case.sent).id
+    stage.message = stage.worker.take()
+
+
+def accepted(stage: Stage) -> None:
+    """Send the message in question, which gets its slot, and let it have its earlier fate."""
+    if stage.case.before == "replaced another":
+        stage.send("older")
+        stage.aside.append(stage.worker.take())
+    send(stage)
+    let_happen_before(stage)
+
+
+def let_happen_during(stage: Stage) -> None:
+    """Let something happen during the run of the message, before it comes again."""
+    if stage.case.before == "came again":
+        stage.run(stage.message, redelivered=True)
+    if stage.case.before == "has run for 90 minutes":
+        stage.simulation.advance(90 * 60.0)
 
 
 def let_happen_before(stage: Stage) -> None:
@@ -209,8 +223,10 @@ def happen(stage: Stage, event: str) -> None:
     match event:
         case "is unknown":
             signals.task_unknown.send(sender=None, message=message, name="shop.gone", id=stage.id, exc=KeyError())
-        case "is cancelled":
+        case "is cancelled" | "is cancelled, and comes":
             assert task.singleton.cancel(7) == stage.id
+            if event.endswith("comes"):  # to a worker that did not hear of it
+                stage.run(message)
         case "is lost, and its slot released":
             assert task.singleton.release(7) == "released"
         case "is revoked":
