@@ -5,15 +5,20 @@ Each situation stands under the first cell of a row of the pages ``celery-outcom
 ``celery`` in ``docs/howto``. ``test_outcomes.py`` brings a task, a worker and three lock nodes into each situation.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import product
 from typing import Any
 
+import pytest
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 
 from django_redlock.celery import Return
+from tests.deployment import CHECKOUT
+
+Table = dict[tuple[str, str], dict[str, list[Any]]]  # by page and heading, and then by the row
 
 
 class Situation:
@@ -123,6 +128,11 @@ class Shown:
     path: str
     test: str
 
+    def exists(self) -> bool:
+        """Whether it is there."""
+        text = (CHECKOUT / self.path).read_text()
+        return bool(re.search(rf'def {self.test}\(|"{self.test}":', text))
+
 
 class Foreign:
     """What neither a key nor a message can have."""
@@ -135,7 +145,7 @@ class Limit(BaseException):
     """A limit or a kill that arrives as gevent's do."""
 
 
-def _made(kind: type, *chosen: Any, **facts: Any) -> list[Any]:
+def made(kind: type, *chosen: Any, **facts: Any) -> list[Any]:
     """Return a situation for each choice out of the lists, which have values of one fact or of several."""
     choices = [given if isinstance(given, list) else [given] for given in chosen]
     choices += [
@@ -150,7 +160,38 @@ def _made(kind: type, *chosen: Any, **facts: Any) -> list[Any]:
     return found
 
 
-messages, calls = partial(_made, Message), partial(_made, Call)
+def parametrized(table: Table, kind: type) -> list[Any]:
+    """Return the situations of one kind as parameters, each with the beginning of its row."""
+    found = [(cell, case) for rows in table.values() for cell, cases in rows.items() for case in cases]
+    return [
+        pytest.param(case, id=f"{cell[:30]} | {case}", marks=pytest.mark.xfail(reason=why) if why else ())
+        for cell, case in found
+        if isinstance(case, kind)
+        for why in [getattr(case, "defect", "")]
+    ]
+
+
+def points(page: str, heading: str) -> list[str]:
+    """
+    Return the rows or points of a section of a page.
+
+    Those of tables are their first cells, with the second ones if some are empty; those of a list are what is bold, or
+    the first six words.
+    """
+    text = (CHECKOUT / "docs" / "howto" / f"{page}.md").read_text()
+    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section, f"{page} has no {heading!r}"
+    found, first = [], ""
+    for lines in re.findall(r"(?:^\|.*\n)+", section[1], re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()[2:]]
+        for row in rows:
+            first = row[0] or first
+            found.append(f"{first}: {row[1]}" if any(not row[0] for row in rows) else first)
+    listed = re.findall(r"^- (?:\*\*(.*?)\*\*|((?:\S+\s+){5}\S+))", section[1], re.MULTILINE)
+    return found or [bold or " ".join(words.split()) for bold, words in listed]
+
+
+messages, calls = partial(made, Message), partial(made, Call)
 
 # Options
 PLAIN: dict[str, Any] = {}
@@ -581,7 +622,7 @@ EXCLUDES = {
     ],
 }
 
-TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
+TABLE: Table = {
     ("celery-outcomes", "Celery: what happens when"): EVENTS,
     ("celery-outcomes", "Something fails: who is told what"): FAULTS,
     ("celery-outcomes", "A worker finds the slot taken: on_overlap"): OVERLAPS,

@@ -4,7 +4,6 @@ Every situation of ``outcomes.py``, with a worker, a broker, a result backend an
 Time is virtual, so a countdown of two hours costs nothing.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -20,26 +19,14 @@ from kombu.exceptions import DecodeError
 
 from django_redlock import locks
 from django_redlock.testing import Simulation
-from tests.deployment import CHECKOUT
 
-from .outcomes import TABLE, Call, Message, Shown
+from .outcomes import TABLE, Call, Message, Shown, parametrized, points
 from .slots import NAME, begin, die, names, ticket_in
 from .stage import Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
 LONG_AGO = "2020-01-01T00:00:00+00:00"
 ENDED = {"SUCCESS": "answered", "FAILURE": "fails", "REVOKED": "revoked"}
-
-
-def situations(kind: type) -> list[Any]:
-    """Return the situations of one kind, each with the beginning of the row to which it belongs."""
-    found = [(cell, case) for rows in TABLE.values() for cell, cases in rows.items() for case in cases]
-    return [
-        pytest.param(case, id=f"{cell[:30]} | {case}", marks=pytest.mark.xfail(reason=why) if why else ())
-        for cell, case in found
-        if isinstance(case, kind)
-        for why in [getattr(case, "defect", "")]
-    ]
 
 
 @pytest.fixture
@@ -64,7 +51,7 @@ def check(case: Any, outcome: dict[str, Any]) -> None:
 # Messages
 
 
-@pytest.mark.parametrize("case", situations(Message))
+@pytest.mark.parametrize("case", parametrized(TABLE, Message))
 def test_message(stage: Stage, case: Message) -> None:
     """What a worker makes of the message, who has the slot then, and what the caller is told in the end."""
     outcome: dict[str, Any] = {}
@@ -271,7 +258,7 @@ def end(stage: Stage, request: Any, event: str, early: str = "") -> None:
 # Calls
 
 
-@pytest.mark.parametrize("case", situations(Call))
+@pytest.mark.parametrize("case", parametrized(TABLE, Call))
 def test_call(stage: Stage, case: Call) -> None:
     """What the caller gets, whether its message has a slot, and what runs in the end, in which order."""
     outcome: dict[str, Any] = {}
@@ -361,30 +348,14 @@ def call(stage: Stage) -> dict[str, Any]:
 # The pages
 
 
-def cells(page: str, heading: str) -> list[str]:
-    """Return the first cells of a table, with the second ones if some are empty; or what is bold in a list."""
-    text = (CHECKOUT / "docs" / "howto" / f"{page}.md").read_text()
-    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    assert section, f"{page} has no {heading!r}"
-    lines = [line for line in section[1].splitlines() if line.startswith("|")]
-    if not lines:
-        return re.findall(r"^- \*\*(.*?)\*\*", section[1], re.MULTILINE)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    found, first = [], ""
-    for row in rows:
-        first = row[0] or first
-        found.append(f"{first}: {row[1]}" if any(not row[0] for row in rows) else first)
-    return found
-
-
 @pytest.mark.parametrize("place", TABLE, ids=" ".join)
 def test_every_row_of_the_pages_has_situations(place: tuple[str, str]) -> None:
     """Each row of the pages is in the table, and the table has no row that they lack."""
-    assert list(TABLE[place]) == cells(*place)
+    assert list(TABLE[place]) == points(*place)
     assert all(TABLE[place].values())
 
 
-@pytest.mark.parametrize("case", situations(Shown))
+@pytest.mark.parametrize("case", parametrized(TABLE, Shown))
 def test_what_shows_it_exists(case: Shown) -> None:
     """The tests that show what is not played here exist under these names."""
-    assert re.search(rf'def {case.test}\(|"{case.test}":', (CHECKOUT / case.path).read_text())
+    assert case.exists()
