@@ -2,7 +2,7 @@
 Find the rows of dead workers, and put them back or fail them; for the backend of ``django-tasks-db`` (internal).
 
 A worker that is killed leaves its row RUNNING for ever: the backend cannot know. The slot of the run can: it is renewed
-as long as the process lives. So a row is abandoned if its slot has ended, and no lock of :func:`~.run.life_name` shows
+as long as the process lives. So a row is abandoned if its slot has ended, and no lock ``alive:ID`` shows
 that a process has it without a slot. It must be so in all looks of three seconds, and a row that began less than a
 lease ago is left alone: a worker marks its row before it imports the task, and takes the slot only then.
 
@@ -12,7 +12,6 @@ they do not grant it before whoever lives could show it again.
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,13 +23,15 @@ from django.tasks.signals import task_finished
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from ..core.protocol import Outcome
 from ..engine.manager import fresh_secret
-from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..exceptions import QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory import held_locks
-from ..singleton.slots import SlotState, Ticket, peek
-from .run import SingleFunction, life_name
+from ..singleton.driver import Nodes
+from ..singleton.ending import is_abandoned, requeue
+from ..singleton.questions import Free
+from ..singleton.ticket import Ticket
+from .run import SingleFunction
 
 REPEATS = 1  # how often a row is put back
 LISTING = 60.0  # seconds that listing all locks may take
@@ -100,7 +101,7 @@ class Reaper:
             if function is None or not ticket.running:
                 continue
             try:
-                if not is_abandoned(row, ticket, function.singleton_options.lease):
+                if not self._is_abandoned(row, ticket, function):
                     continue
             except QuorumUnavailableError as error:
                 unanswered = error
@@ -113,6 +114,12 @@ class Reaper:
         if unanswered:
             raise unanswered
 
+    def _is_abandoned(self, row: Any, ticket: Ticket, function: SingleFunction) -> bool:
+        lease = function.singleton_options.lease
+        if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
+            return False
+        return Nodes(ticket.using, function.name).run(is_abandoned(ticket))
+
     def _reap(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
         fails = self._fail or len(row.worker_ids) > REPEATS
         if not self._act:
@@ -122,13 +129,11 @@ class Reaper:
     def _put_back(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
         """Let the row run once more, under the same id; it has the slot from now on, unless another call has it."""
         slot = Ticket(ticket.name, ticket.using, ticket.task_id, fresh_secret(), scope=ticket.scope)
-        with suppress(LockTakenError, QuorumUnavailableError):  # then it runs as a row without a slot does
-            if slot.waiting:
-                ttl = function.singleton_options.queue_ttl
-                slot.take(slot.waiting, ttl, function.name, SlotState.QUEUED, slot.secret)
+        nodes = Nodes(slot.using, function.name)
+        nodes.run(requeue(slot, function.singleton_options))
         if self._same(row).update(status=TaskResultStatus.READY, started_at=None):
             return "put back"
-        slot.free()
+        nodes.free(Free(slot.waiting, slot.secret))
         return "left alone: it has ended meanwhile"
 
     def _failed(self, row: Any) -> str:
@@ -157,25 +162,6 @@ def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:
         return function, function.singleton_ticket(str(row.id), **row.args_kwargs)
     except Exception:  # of the project's module, or of its key
         return None, Ticket("", "", "")
-
-
-def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
-    """
-    Return whether no process runs a row any more, or waits with it.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
-        return False
-    # A slot that a quorum of nodes has is seen on one of those that answer, at least.
-    holders = [seen.holder for seen in peek(ticket.using, ticket.running).sightings]
-    if any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders):
-        return False
-    life = locks[ticket.using].on_behalf(life_name(ticket.task_id), kind="command", label="redlock_reap_tasks", wait=0)
-    with suppress(LockTakenError):
-        return life.acquire().release() is Outcome.RELEASED
-    return False
 
 
 def is_held(ticket: Ticket) -> bool:
