@@ -11,7 +11,6 @@ from django_redlock.singleton import questions as ask
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
 
-
 ENDLESS = 200  # questions after which a decision is taken for one that never ends
 
 
