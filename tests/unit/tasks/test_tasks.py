@@ -25,8 +25,9 @@ from django.tasks.exceptions import TaskResultDoesNotExist
 from django.test import modify_settings, override_settings
 from django.utils import timezone
 
-from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.inventory import find_lock
+from django_redlock.keys import task as task_keys
 from django_redlock.singleton import arrival
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Claim, Free
@@ -443,12 +444,12 @@ def test_template_sees_the_arguments_as_the_worker_gets_them():
 def test_default_that_json_does_not_have(monkeypatch):
     """It has no form of its own without Celery, whose encoder is that of keys; the error says what to write."""
     monkeypatch.setitem(sys.modules, "kombu.utils.json", None)
-    keys._encoder.cache_clear()
-    key = keys.TaskKey(None, signature(lambda since=date(2020, 1, 1): None))
+    task_keys._encoder.cache_clear()
+    key = task_keys.TaskKey(None, signature(lambda since=date(2020, 1, 1): None))
 
     with pytest.raises(TypeError, match=r"'since', a date, cannot be part of a singleton's key.*key=\(...\)"):
         key.lock_name((), {})
-    keys._encoder.cache_clear()
+    task_keys._encoder.cache_clear()
 
 
 def test_tasks_and_results_can_be_pickled_and_copied():
