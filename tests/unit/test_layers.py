@@ -170,7 +170,7 @@ def test_etcd_and_zookeeper_come_in_by_a_dotted_path():
     ]
     others = [each for each in imports() if each.name.startswith("django_redlock.contrib.consensus")]
 
-    assert {each.target for each in theirs} - {"contrib"} <= {"nodes", "core", "exceptions"}
+    assert {each.target for each in theirs} - {"contrib"} <= {"nodes", "runtime", "core", "exceptions"}
     assert {each.name.split(".")[2] for each in theirs if each.target == "contrib"} <= {"consensus"}
     assert [each for each in others if each not in theirs] == []
 
