@@ -21,9 +21,9 @@ class Call(Situation):
     Args:
         options: The options of its task, whose key is the shop.
         holder: Who has the slot: ``nobody``; ``waiting`` (a row); ``running``; ``held`` (a run that is over); ``no
-            task``; ``gone`` (a row that was purged); ``finished`` (a row that ran without the slot); ``cancelled``;
-            ``this transaction`` or ``another transaction``, which has stored a row and is still open;
-            ``a long transaction`` (the same, for more than ten seconds); ``rolled back`` by this thread.
+            task``; ``gone`` (a row that was purged); ``finished`` (a row that ran while the nodes were away);
+            ``cancelled``; ``this transaction`` or ``another transaction``, which has stored a row and is still open;
+            ``a long transaction`` (the same, for more than ten seconds); ``rolled back`` by this thread or another.
         nodes: ``up`` or ``down``.
         since: The argument that is not part of the key.
         answer: What the caller gets: ``stored`` (a row of its own), ``joins``, ``skipped``, or the name of an error.
@@ -86,12 +86,12 @@ HOLDERS = [
     {"holder": "held", "reason": "held", "options": HOLDS},
 ]
 OWN = {"has_slot": True, "rows": "second"}
-GONE = ["gone", "finished", "cancelled"]
 CANCELLED = {"does": "CancelledTask", "during": ""}
 UNKNOWN = {"answer": "QuorumUnavailableError", "rows": ""}
 FOREIGN = date(2026, 1, 1)
 REFUSED = Shown("tests/unit/tasks/test_tasks.py", "test_option_that_cannot_work_is_refused_at_once")
-ANYWAY = {"options": {"on_unavailable": {"run": "run"}}, "nodes": "down"}
+RUNS_ANYWAY = {"on_unavailable": {"run": "run"}}
+ANYWAY = {"options": RUNS_ANYWAY, "nodes": "down"}
 FAILS = {
     "options": {"on_unavailable": {"run": "fail"}},
     "nodes": "down",
@@ -105,6 +105,9 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
         '`"join"`, the default: the call gets': [
             *calls(OWN, options=[ONCE, QUEUED, BOTH]),
             *calls(OWN, holder=["gone", "cancelled"]),
+            *calls(
+                {"options": RUNS_ANYWAY}, options=[ONCE, BOTH], holder="finished", has_slot=True, rows="first second"
+            ),
             *calls(HOLDERS, answer="joins"),
             *calls(options=[QUEUED, BOTH], holder="waiting", answer="joins", reason="queued"),
             *calls(options=QUEUED, holder="running", has_slot=True, rows="first second"),
