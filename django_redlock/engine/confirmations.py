@@ -3,13 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.attempt import Granted
 from ..core.names import Owner, encode
 from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
 from ..core.round import Round, count
-from .process import process
+from ..runtime.process import process
 from .watchdog import NEVER, Chore
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Confirmation(NamedTuple):
 
 class Confirmations(Chore):
     """
-    The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
+    The claims of one alias that are to be confirmed.
 
     Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
     messages then pays much less than for a round each. Their records are written then as well, because the same work
@@ -99,10 +99,9 @@ class Confirmations(Chore):
         if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
             runtime.watchdog.watch(self)
 
-    def extend(self, leases: Any = ()) -> int:
+    def do(self) -> None:
         """Send the confirmations that are due; the watchdog calls this."""
         self.send(self._manager.runtime.clock())
-        return 0
 
     def send(self, now: float) -> None:
         """

@@ -14,11 +14,11 @@ from ..core.admission import Admission
 from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import Node
-from ..nodes.threads import exiting
+from ..runtime.process import process
+from ..runtime.threads import exiting
 from .connections import PerLoop
-from .heartbeat import ProcessHeartbeat
 from .notifications import AsyncNotifications, Notifications
-from .process import process
+from .presence import Presence
 from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
@@ -39,7 +39,7 @@ class LoopSide(NamedTuple):
 
     gather: AsyncGather
     notifications: AsyncNotifications
-    heartbeat: ProcessHeartbeat
+    heartbeat: Presence
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
         admission: Admission,
         runtime: "Runtime",
         report: Report,
-        new_heartbeat: Callable[[Dog, Iterable[float]], ProcessHeartbeat],
+        new_heartbeat: Callable[[Dog, Iterable[float]], Presence],
     ) -> None:
         self._alias = alias
         self._nodes = nodes

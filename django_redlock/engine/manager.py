@@ -27,15 +27,15 @@ from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
-from ..nodes.clock import Clock, steady
-from ..nodes.threads import exiting
+from ..runtime.clock import Clock, steady
+from ..runtime.process import HOST, process
+from ..runtime.threads import exiting
 from .confirmations import Confirmations
 from .driver import Driver, LoopSide
-from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
-from .process import HOST, process
+from .presence import Presence, this_process
 from .reentrancy import remember
 from .watchdog import NEVER, Dog, loop_watchdog, watchdog
 
@@ -366,9 +366,9 @@ class LockManager:
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # looked up now, because it may have been replaced
 
-    def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
+    def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> Presence:
         owner = this_process(since=self.runtime.wall())
-        return ProcessHeartbeat(self, owner, dog, self.runtime.clock, dropped)
+        return Presence(self, owner, dog, self.runtime.clock, dropped)
 
 
 _managers: WeakSet[LockManager] = WeakSet()
@@ -573,7 +573,7 @@ class Acquirer:
                 runtime = self._manager.runtime
                 (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
                 heartbeat = (loop_side or self._driver).heartbeat
-                if heartbeat.next_beat is NEVER:
+                if heartbeat.next_sign is NEVER:
                     heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease

@@ -25,7 +25,7 @@ from ..engine.lock import Lock, makes_coroutine, makes_generator
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..keys import Key, P, ViewCall, ViewKey
+from ..keys.view import Key, P, ViewCall, ViewKey
 
 Command = TypeVar("Command", bound=BaseCommand)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 
 from ..engine.lease import Lease
 from ..handler import locks
-from ..keys import CallKey
+from ..keys.task import CallKey
 from ..singleton.arrival import cancel
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others

@@ -10,7 +10,7 @@ import socket
 import ssl
 from typing import Any
 
-from ...nodes.clock import steady
+from ...runtime.clock import steady
 from .replicated import Place
 
 LARGEST = 2 * 2**20  # bytes of a reply, or of the replies to requests that are sent together

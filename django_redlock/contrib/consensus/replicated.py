@@ -18,11 +18,11 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure
 from ...core.rules import Rules
 from ...nodes.base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
-from ...nodes.clock import steady
 from ...nodes.inspection import Finding, Inspection
 from ...nodes.records.node import RecordNode
 from ...nodes.records.record import Moment, Stored, in_present_era, needed_until
 from ...nodes.records.table import ANSWERING, AnswerError, RecordTable, link_error
+from ...runtime.clock import steady
 from .checks import members
 from .clock import Era, EraClock
 from .watch import AsyncWatchLink, Deliver, Watch, WatchLink

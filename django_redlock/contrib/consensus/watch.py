@@ -14,7 +14,7 @@ from ...core.protocol import Failure
 from ...nodes.base import LinkError, RateLimit
 from ...nodes.records.table import link_error
 from ...nodes.records.worker import Mailbox
-from ...nodes.threads import call_soon, new_event, start
+from ...runtime.threads import call_soon, new_event, start
 
 if TYPE_CHECKING:
     from .replicated import Member, Place

@@ -29,8 +29,8 @@ from ...core.protocol import (
     merge,
     split,
 )
+from ...runtime.clock import steady
 from ..base import LinkError, known_cause
-from ..clock import steady
 from .record import Decision, Moment, Names, Stored, is_held, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time

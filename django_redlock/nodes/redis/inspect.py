@@ -15,8 +15,8 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
+from ...runtime.clock import steady
 from ..base import shown
-from ..clock import steady
 from ..inspection import Inspection
 from .errors import link_error, parse_error
 from .handshake import Exchange, exchange

@@ -11,6 +11,8 @@ from django_redlock.singleton import questions as ask
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
 
+ENDLESS = 200  # questions after which a decision is taken for one that never ends
+
 
 def secret(letter: str) -> str:
     """Return a secret."""
@@ -55,6 +57,9 @@ class Facts:
         kept: For how long the worker has had the message.
         waits: Whether a process waits for the slot.
         here: The row that this thread has stored.
+        unheard: Whether no node hears that a lock is freed.
+        ends_soon: Whether the run that has the slot ends while somebody waits for it.
+        meanwhile: The locks that others take before this one claims a lock.
     """
 
     locks: dict[str, Seen] = field(default_factory=dict)
@@ -67,6 +72,9 @@ class Facts:
     kept: float | None = 0.0
     waits: bool = False
     here: str = ""
+    unheard: bool = False
+    ends_soon: bool = False
+    meanwhile: dict[str, Seen] = field(default_factory=dict)
     asked: list[ask.Question] = field(default_factory=list)
     now: float = 1000.0
 
@@ -91,6 +99,7 @@ class Facts:
 
     def answer(self, question: ask.Question) -> Any:
         self.asked.append(question)
+        assert len(self.asked) < ENDLESS
         if isinstance(question, self.silent):
             raise QuorumUnavailableError("silent")
         match question:
@@ -101,10 +110,13 @@ class Facts:
             case ask.Look(names):
                 return tuple(self.locks.get(name, FREE) for name in names)
             case ask.Claim(ticket, _, adopt, call):
+                self.locks |= self.meanwhile
                 return self._claim(ticket, adopt, call)
             case ask.Put(name, _, state, own, ref, adopt, strict, call):
                 return self._put(name, str(state), own or secret("f"), ref, adopt, strict, call)
-            case ask.Take(ticket, own, inline, _):
+            case ask.Take(ticket, own, inline, wait):
+                if wait and self.ends_soon:
+                    del self.locks[ticket.running]
                 adopt = ticket.secret if ticket.waiting == ticket.running else ""
                 self._put(ticket.running, "", own or secret("e"), "" if inline else ticket.task_id, adopt, False, "")
                 return FakeSlot(ticket.running, own or secret("e"), self.lost)
@@ -164,6 +176,8 @@ class Facts:
 
     def _free(self, name: str, own: str) -> Outcome:
         seen = self.locks.get(name, FREE)
+        if self.unheard:
+            return Outcome.UNKNOWN
         if own and seen.value and seen.secret == own:
             del self.locks[name]
             return Outcome.RELEASED

@@ -6,10 +6,35 @@ from typing import Any
 import pytest
 
 from django_redlock.core.names import GOES_ON, NOTE
-from django_redlock.singleton.arrival import Answer, Fail, Leave, Message, PutBack, Revoke, Run, arrive, expire
+from django_redlock.singleton.arrival import (
+    Answer,
+    Fail,
+    Leave,
+    Message,
+    PutBack,
+    Revoke,
+    Row,
+    Run,
+    arrive,
+    cancel,
+    enter,
+    expire,
+    occupy,
+)
 from django_redlock.singleton.options import Return, SingletonOptions
-from django_redlock.singleton.questions import Look, Put, Refused, Result, ResultState, Send, Take
-from django_redlock.singleton.slot import DuplicateTask
+from django_redlock.singleton.questions import (
+    InTurn,
+    Look,
+    NoteLength,
+    Put,
+    Refused,
+    Report,
+    Result,
+    ResultState,
+    Send,
+    Take,
+)
+from django_redlock.singleton.slot import DuplicateTask, Seen
 from django_redlock.singleton.ticket import Ticket, began_secret
 
 from .facts import CLAIMED, HELD, QUEUED, RUNNING, Facts, held, secret
@@ -26,6 +51,11 @@ NEWER = {f"next:{NAME}": held("mine", QUEUED, secret=secret("b"), call="3.987654
 BEGAN = {"began:mine": held("mine", NOTE, secret=began_secret(OWN), call="2")}
 SUCCESS, FAILURE = Result(ResultState.SUCCESS, "value"), Result(ResultState.FAILURE, ValueError("no"))
 SILENT = Result(ResultState.SILENT, OSError("away"))
+
+
+def split(state: str) -> Seen:
+    """Return what nodes say that do not agree on a lock."""
+    return Seen("", 0.0, 0, split=(held("other", state, secret=secret("b")),))
 
 
 @dataclass
@@ -51,6 +81,8 @@ class Case:
         return self.what
 
 
+REPLACE, BOTH = {"on_duplicate": "replace"}, "until_and_while_executing"
+SERIAL = {"scope": "while_executing"}
 AGAIN = {"redelivered": True, "late": True}
 CASES = [
     Case("a message that is to run without a slot", Run, {"ticket": replace(TICKET, name="")}, facts={"locks": OTHER}),
@@ -67,6 +99,35 @@ CASES = [
     Case("a copy after it has ended, without results", Leave, AGAIN | {"stores": False}, facts={"locks": DONE}),
     Case("a copy after it has ended, with its result stored only", Leave, AGAIN, facts={"results": {"mine": SUCCESS}}),
     Case("a copy of work that is done, but has no result yet", PutBack, AGAIN, facts={"locks": DONE}),
+    Case(
+        "a copy of a run that has begun, and may have died",
+        Run,
+        AGAIN,
+        facts={"locks": {"begun:mine:0": DONE["done:mine:0"]}},
+    ),
+    Case(
+        "a newer message of a pending call, an older one of which is done",
+        Run,
+        AGAIN | {"ticket": PENDING},
+        REPLACE,
+        {"locks": RECORD | DONE, "results": {"mine": SUCCESS}},
+    ),
+    Case(
+        "a copy of a pending call that must not run twice",
+        Revoke,
+        {"ticket": PENDING},
+        REPLACE | {"redelivery": "drop"},
+        {"locks": BEGAN},
+    ),
+    Case(
+        "a call of its queue comes before a pending call",
+        PutBack,
+        {"ticket": replace(PENDING, scope=BOTH)},
+        REPLACE | {"scope": BOTH},
+        {"locks": RECORD | {f"queued:{NAME}": held("other", QUEUED, secret=secret("b"))}},
+    ),
+    Case("a slot that waits is known to too few nodes", Run, facts={"locks": {NAME: split(QUEUED)}}),
+    Case("a slot of a run is known to too few nodes", PutBack, facts={"locks": {NAME: split(RUNNING)}}),
     Case("a copy of a run that failed", Run, AGAIN, facts={"results": {"mine": FAILURE}}),
     Case(
         "a copy of an attempt that another message continues",
@@ -284,14 +345,18 @@ CASES = [
 ]
 
 
+def message(ticket: Ticket = TICKET, rules: Any = (), **more: Any) -> Message:
+    return Message(ticket, SingletonOptions(**dict(rules)), **more)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_verdict(case: Case) -> None:
     """Each situation ends as the pages say, and only a message that runs or is back keeps anything."""
     facts = Facts(**{"locks": {}} | case.facts | {"locks": dict(case.facts.get("locks", {}))})
-    message = Message(**{"ticket": TICKET, "rules": SingletonOptions(**case.rules)} | case.message)
-    before = {name: seen for name, seen in facts.locks.items() if seen.holder.task_id != "mine"}
+    arriving = Message(**{"ticket": TICKET, "rules": SingletonOptions(**case.rules)} | case.message)
+    before = {name: seen for name, seen in facts.locks.items() if seen.value and seen.holder.task_id != "mine"}
 
-    verdict = facts.decide(arrive(message))
+    verdict = facts.decide(arrive(arriving))
 
     assert type(verdict) is case.verdict
     assert before.items() <= facts.locks.items()
@@ -331,9 +396,276 @@ def test_message_that_expires(ticket: Ticket, locks: Any, how: Any, expires: boo
 
 def test_message_that_fails_tells_who_has_the_slot() -> None:
     """The error has the holder's id and state."""
-    message = Message(TICKET, SingletonOptions(on_overlap="fail"))
-
-    verdict = Facts(dict(OTHER)).decide(arrive(message))
+    verdict = Facts(dict(OTHER)).decide(arrive(message(rules={"on_overlap": "fail"})))
 
     assert isinstance(verdict.error, DuplicateTask)
     assert (verdict.error.holder_id, verdict.error.state) == ("other", "running")
+
+
+def test_expired_message_of_a_pending_call_takes_older_ones_with_it() -> None:
+    """They have the same id, and a note keeps them from running in its place."""
+    facts = Facts(dict(RECORD))
+
+    facts.decide(expire(PENDING, SingletonOptions()))
+
+    assert list(facts.locks) == ["began:mine"]
+
+
+# What is asked, taken and sent on the way
+
+
+def sent(arriving: Message, locks: Any, **facts: Any) -> Any:
+    """Return the only message that is sent."""
+    given = Facts(dict(locks), **facts)
+    assert isinstance(given.decide(arrive(arriving)), PutBack)
+    (question,) = given.asked_for(Send)
+    return question
+
+
+def test_message_that_is_put_back_says_what_it_has_met() -> None:
+    """How often and for how long it has waited, whether it came again, whom it follows, and whether it watches."""
+    follow = {"on_overlap": "follow"}
+    waits = sent(message(rules={"on_overlap": "wait"}, luck=0.5), OTHER)
+    assert (waits.pause, waits.ticket) == (2.0, replace(TICKET, tries=1, waited=2.0))
+    assert sent(message(rules=follow), OTHER).ticket.joined == "other"
+    assert sent(message(rules=follow, stores=False), OTHER).ticket.joined == ""
+    assert sent(message(replace(TICKET, joined="first"), follow), OTHER).ticket.joined == "first"
+    assert sent(message(rules=follow), {NAME: held("", kind="manual", secret=secret("b"))}).ticket.joined == ""
+    assert sent(message(**AGAIN), OWN_RUN).ticket.watch
+    assert sent(message(**AGAIN), OWN_RUN).ticket.redelivered
+    assert sent(message(PENDING, REPLACE), BEGAN | OWN_RUN).ticket.watch
+    assert not sent(message(PENDING, REPLACE), RECORD | OWN_RUN).ticket.watch  # a run with older arguments
+
+
+def test_message_keeps_its_slot_while_nodes_are_away() -> None:
+    """If it had taken it, it claims it again for its own message; the task shows that it is tried again."""
+    silent = sent(message(late=True, rules={"redelivery": "drop"}), OWN_SLOT, silent=(Put,))
+    assert silent.claim == "claim"
+    for ticket, shown in ((TICKET, True), (PENDING, False)):
+        verdict = Facts(silent=(Take, Look)).decide(arrive(message(ticket)))
+        assert (verdict.unanswered is not None) is shown
+
+
+def test_messages_that_end_give_up_their_place() -> None:
+    """The lock with which it waited is free after a run began, and after an end without one; else it is kept."""
+    queue = {f"queued:{NAME}": held("mine", QUEUED, secret=OWN)}
+    for rules, locks, kept in (
+        ({}, queue, []),
+        ({"on_overlap": "drop"}, queue | OTHER, [NAME]),
+        ({}, queue | OTHER, [NAME, *queue]),
+    ):
+        facts = Facts(dict(locks))
+        facts.decide(arrive(message(replace(TICKET, scope=BOTH), rules)))
+        assert sorted(set(facts.locks) - {NAME}) == sorted(set(kept) - {NAME})
+
+
+def test_older_message_ends_without_a_turn() -> None:
+    """A newer one counts, so nothing is to be noted; the slot of the key may be that of the newer one."""
+    facts = Facts(dict(NEWER))
+
+    facts.decide(arrive(message(PENDING, REPLACE)))
+
+    assert facts.asked_for(InTurn) == facts.asked_for(Put) == []
+    facts = Facts(BEGAN | {}, results={"mine": SUCCESS})
+    facts.decide(arrive(message(PENDING, REPLACE)))
+    assert len(facts.asked_for(InTurn)) == 2  # it was the one that counts, so it is noted as over
+
+
+def test_pending_call_begins() -> None:
+    """It takes no slot over from itself; a copy of it may; without a run's slot, that of its queue is held."""
+    facts = Facts(dict(RECORD))
+    facts.decide(arrive(message(PENDING, REPLACE)))
+    assert [each.ticket.secret for each in facts.asked_for(Take)] == [""]
+    facts = Facts(BEGAN | {NAME: held("mine", QUEUED, secret=OWN)})
+    assert isinstance(facts.decide(arrive(message(PENDING, REPLACE))), Run)
+    assert [each.ticket.secret for each in facts.asked_for(Take)] == [OWN]
+    for hold_for, left in ((0.0, ""), (60.0, HELD)):
+        facts = Facts(dict(RECORD))
+        rules = REPLACE | {"scope": "until_executing", "hold_for": hold_for}
+        facts.decide(arrive(message(replace(PENDING, scope="until_executing"), rules)))
+        assert (facts.locks[NAME].owner.state if NAME in facts.locks else "") == left
+
+
+def test_record_of_a_pending_call_that_waits_is_kept() -> None:
+    """It lasts until its message comes back; that of a copy that has begun is gone."""
+    for locks, keeps in ((RECORD | OTHER, True), (BEGAN | OTHER, False)):
+        facts = Facts(dict(locks))
+        facts.decide(arrive(message(PENDING, REPLACE, lifetime=60.0)))
+        assert [each.strict for each in facts.asked_for(Put) if each.name == f"next:{NAME}"] == [True] * keeps
+
+
+@pytest.mark.parametrize(
+    ("arriving", "holder", "facts", "waits"),
+    [
+        (message(replace(TICKET, scope="while_executing"), SERIAL), OTHER, {"length": 0.1}, True),
+        (message(replace(TICKET, scope="while_executing"), SERIAL), OTHER, {"length": 0.3}, False),
+        (message(replace(TICKET, scope="while_executing"), SERIAL), OTHER, {}, False),
+        (message(replace(TICKET, scope="while_executing", tries=1), SERIAL), OTHER, {}, True),
+        (message(replace(TICKET, scope="while_executing", tries=1), SERIAL), OTHER, {"length": 0.3}, False),
+        (message(replace(TICKET, scope="while_executing"), SERIAL), OTHER, {"length": 0.1, "waits": True}, False),
+        (
+            message(replace(TICKET, scope="while_executing"), SERIAL),
+            {NAME: held("other", HELD, secret=secret("b"))},
+            {"length": 0.1},
+            False,
+        ),
+        (message(TICKET, {"on_overlap": "wait"}), OTHER, {"length": 0.1}, False),
+    ],
+    ids=[
+        "short runs",
+        "long runs",
+        "no run yet",
+        "it has waited before",
+        "it has waited, and runs are long",
+        "another process waits",
+        "the run is over",
+        "runs do not follow each other",
+    ],
+)
+def test_process_waits_for_short_runs(arriving: Message, holder: Any, facts: Any, waits: bool) -> None:
+    """One process waits for the end of a short run itself, and runs its message then; all others put it back."""
+    for ends_soon in (False, True):
+        given = Facts(dict(holder), ends_soon=ends_soon, **facts)
+        verdict = given.decide(arrive(replace(arriving)))
+        assert [each.wait for each in given.asked_for(Take)] == [0.0, 0.5][: 1 + waits]
+        assert isinstance(verdict, Run if waits and ends_soon else PutBack)
+        assert len(given.asked_for(NoteLength)) == (waits and not ends_soon)
+
+
+def test_overlap_is_reported_once() -> None:
+    """Not again each time that the message comes back, and not for a pending call, which is expected to wait."""
+    wait = {"on_overlap": "wait"}
+    for arriving, effects in (
+        (message(rules=wait), ["task mine is put back to wait for its slot"]),
+        (message(rules={"on_overlap": "fail"}), ["task mine fails"]),
+        (message(rules=wait, inline=True), ["task mine is dropped"]),
+        (message(rules={"on_overlap": "fail"}, inline=True), ["task mine fails"]),
+        (message(replace(TICKET, waited=2.0), wait), []),
+        (message(PENDING, REPLACE), []),
+    ):
+        facts = Facts(dict(OTHER))
+        facts.decide(arrive(arriving))
+        assert [each.effect for each in facts.asked_for(Report)] == effects
+
+
+@pytest.mark.parametrize(
+    ("about", "note", "remembered"),
+    [
+        ({}, "", 60.0),
+        ({"late": True}, "done:mine:0", 60.0),
+        ({"late": True, "stores": False}, "done:mine:0", 3600.0),
+        ({"redelivered": True, "retries": 2}, "done:mine:2", 60.0),
+        ({"delayed": True}, "done:mine:0", 60.0),
+        ({"delayed": True, "ticket": replace(TICKET, tries=1)}, "", 60.0),
+        ({"kept": 90.0, "stores": False}, "done:mine:0", 3600.0),
+        ({"kept": 90.0}, "", 60.0),
+        ({"late": True, "inline": True}, "", 60.0),
+    ],
+)
+def test_run_leaves_a_note_where_a_copy_may_come(about: Any, note: str, remembered: float) -> None:
+    """A copy may come of what is acknowledged late, has waited for long, or came twice before."""
+    run = message(**about).run()
+
+    assert (run.note, run.remembered if note else 60.0) == (note, remembered)
+
+
+# Direct calls, and rows
+
+
+@pytest.mark.parametrize(
+    ("rules", "facts", "verdict", "slot"),
+    [
+        ({}, {}, Run, True),
+        ({}, {"locks": dict(OTHER)}, Fail, False),
+        ({}, {"silent": (Take,)}, Fail, False),
+        ({"on_unavailable": {"run": "run"}}, {"silent": (Take,)}, Run, False),
+    ],
+)
+def test_direct_call(rules: Any, facts: Any, verdict: type, slot: bool) -> None:
+    """It runs with its slot, or fails at once; without nodes it runs only if the options say so."""
+    found = Facts(**facts).decide(enter(message(rules=rules)))
+
+    assert isinstance(found, verdict)
+    assert not isinstance(found, Run) or bool(found.execution.slot) is slot
+
+
+CANCELLED = {"cancelled:mine": held("mine", NOTE, secret=secret("d"))}
+SLOT_OF_OTHER_ROW = {NAME: held("other", QUEUED, secret=secret("b"))}
+QUEUE, QUEUED_ROW = replace(TICKET, scope=BOTH, secret=""), {f"queued:{NAME}": held("mine", QUEUED, secret=OWN)}
+ROW = TICKET.without_slot
+
+
+@pytest.mark.parametrize(
+    ("row", "facts", "verdict", "left"),
+    [
+        (Row(ROW, SingletonOptions()), {"locks": dict(OWN_SLOT)}, Run, {NAME: ""}),
+        (Row(ROW, SingletonOptions()), {}, Run, {NAME: ""}),
+        (Row(ROW, SingletonOptions()), {"locks": dict(SLOT_OF_OTHER_ROW)}, Run, {NAME: ""}),
+        (Row(ROW, SingletonOptions()), {"locks": dict(CANCELLED)}, Revoke, {}),
+        (Row(ROW, SingletonOptions(), over=True), {}, Revoke, {}),
+        (Row(ROW, SingletonOptions(), within=frozenset({NAME})), {"locks": dict(OTHER)}, Fail, {NAME: ""}),
+        (Row(ROW, SingletonOptions()), {"locks": dict(OTHER), "ends_soon": True}, Run, {NAME: ""}),
+        (Row(QUEUE, SingletonOptions(scope=BOTH)), {"locks": dict(QUEUED_ROW)}, Run, {NAME: ""}),
+        (
+            Row(QUEUE, SingletonOptions(scope=BOTH)),
+            {"locks": {f"queued:{NAME}": SLOT_OF_OTHER_ROW[NAME]}},
+            Run,
+            {NAME: "", f"queued:{NAME}": QUEUED},
+        ),
+        (Row(ROW, SingletonOptions(on_unavailable={"run": "fail"})), {"silent": (Look,)}, Fail, {}),
+        (Row(ROW, SingletonOptions(on_unavailable={"run": "run"})), {"silent": (Look,)}, Run, {}),
+    ],
+    ids=[
+        "its slot waits",
+        "the key is free",
+        "another row waits",
+        "it was cancelled",
+        "it is over",
+        "it would wait for itself",
+        "another run ends",
+        "it leaves its queue",
+        "another row stays in the queue",
+        "without nodes it fails",
+        "without nodes it runs",
+    ],
+)
+def test_row(row: Row, facts: Any, verdict: type, left: Any) -> None:
+    """A row takes its slot, also from any row that only waits, and waits in its worker for the end of a run."""
+    given = Facts(**facts)
+
+    assert isinstance(given.decide(occupy(replace(row))), verdict)
+    states = {name: seen.owner.state for name, seen in given.locks.items() if seen.owner}
+    assert {name: state for name, state in states.items() if not name.startswith("cancelled:")} == left
+
+
+@pytest.mark.parametrize(
+    ("note", "verdict"),
+    [(CANCELLED["cancelled:mine"], Revoke), (None, Run), (split(NOTE), Revoke)],
+    ids=["not withdrawn", "no note", "unknown"],
+)
+def test_row_looks_again_before_it_begins(note: Any, verdict: type) -> None:
+    """It may have been cancelled while it took its slot; the caller withdraws the note if it came too late."""
+
+    class Later(Facts):
+        def answer(self, question: Any) -> Any:
+            if isinstance(question, Take) and note:
+                self.locks["cancelled:mine"] = note
+            if isinstance(question, Put) and question.name == "cancelled:mine":
+                self.locks[question.name] = held("mine", NOTE, secret=secret("f"))
+                return secret("f")
+            return super().answer(question)
+
+    assert isinstance(Later().decide(occupy(Row(ROW, SingletonOptions()))), verdict)
+
+
+def test_cancelling_a_row() -> None:
+    """The row does not run if its slot was still there, or if nobody knows; else a worker was quicker."""
+    for locks, unheard, cancelled in (
+        (OWN_SLOT, False, True),
+        (OWN_RUN, False, False),
+        ({}, False, False),
+        (OWN_SLOT, True, True),
+    ):
+        facts = Facts(dict(locks), unheard=unheard)
+        assert facts.decide(cancel(TICKET, NAME, OWN_SLOT[NAME], 60.0)) is cancelled
+        assert ("cancelled:mine" in facts.locks) is cancelled

@@ -9,7 +9,7 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
 from django_redlock.singleton.options import SingletonOptions
-from django_redlock.singleton.questions import Claim, Look, Result, ResultState, Send
+from django_redlock.singleton.questions import Claim, InTurn, Look, Result, ResultState, Send
 from django_redlock.singleton.slot import Seen
 from django_redlock.singleton.ticket import Ticket, began_name
 
@@ -42,6 +42,7 @@ class Case:
         call: What the call has.
         facts: All else.
         sent: The number in the ticket of its message, and whether that has a slot; None if no message is sent.
+        holder: The task of which it is a duplicate; None if there is none. As a rule, a call that was not sent is one.
     """
 
     what: str
@@ -50,6 +51,11 @@ class Case:
     call: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     sent: tuple[int, bool] | None = None
+    holder: str | None = ""
+
+    def __post_init__(self) -> None:
+        if self.holder == "":
+            self.holder = None if self.answer is Sent else "other"
 
     def __str__(self) -> str:
         return self.what
@@ -84,9 +90,13 @@ CASES = [
         "something that is no task has the slot",
         Skipped,
         facts={"locks": {NAME: held("", kind="manual", secret=secret("b"))}},
+        holder=None,
     ),
     Case(
-        "a run of a direct call has the slot", Skipped, facts={"locks": {NAME: held("", RUNNING, secret=secret("b"))}}
+        "a run of a direct call has the slot",
+        Skipped,
+        facts={"locks": {NAME: held("", RUNNING, secret=secret("b"))}},
+        holder=None,
     ),
     Case("another call waits, and it is skipped", Skipped, {"on_duplicate": "skip"}, facts={"locks": WAITS}),
     Case("another call waits, and it raises", Refused, {"on_duplicate": "raise"}, facts={"locks": WAITS}),
@@ -113,13 +123,14 @@ CASES = [
     ),
     Case("the nodes do not answer", Sent, facts={"silent": NODES}, sent=(0, False)),
     Case("the key is free, and calls may follow", Sent, RERUN, sent=(0, True)),
-    Case("another call runs, and it follows", Sent, RERUN, facts={"locks": RUNS}, sent=(1, True)),
+    Case("another call runs, and it follows", Sent, RERUN, facts={"locks": RUNS}, sent=(1, True), holder="other"),
     Case(
         "another call runs, and one with other arguments is pending",
         Sent,
         RERUN,
         facts={"locks": RUNS | PENDING},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and one with these arguments is pending",
@@ -133,6 +144,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | {NEXT: held("pending", CLAIMED, secret=secret("c"), call=SAME)}},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and one of another task is pending",
@@ -140,6 +152,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | OTHER_TASK},
         sent=(0, False),
+        holder="pending",
     ),
     Case(
         "another call runs, and the nodes disagree about the pending one",
@@ -147,6 +160,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | SPLIT},
         sent=(2, True),
+        holder="other",
     ),
     Case(
         "another call runs, and the pending one is split and has begun",
@@ -154,6 +168,7 @@ CASES = [
         RERUN,
         facts={"locks": RUNS | SPLIT | {began_name("pending"): held("pending", "note", secret=secret("d"), call="1")}},
         sent=(1, True),
+        holder="other",
     ),
     Case("another call runs, and it has links", Refused, RERUN, {"linked": True}, {"locks": RUNS}),
     Case(
@@ -164,8 +179,26 @@ CASES = [
         sent=(0, True),
     ),
     Case("the key is free, and a later call may replace it", Sent, REPLACE, sent=(1, True)),
+    Case(
+        "another call runs, and it may be replaced",
+        Sent,
+        REPLACE,
+        facts={"locks": RUNS},
+        sent=(1, True),
+        holder="other",
+    ),
+    Case(
+        "a call is pending, and it has links", Refused, REPLACE, {"linked": True}, {"locks": PENDING}, holder="pending"
+    ),
     Case("the key is free, and it has links", Sent, REPLACE, {"linked": True}, sent=(0, True)),
-    Case("a call waits, and it gives its arguments", Sent, REPLACE, facts={"locks": SAME_PENDING}, sent=(2, True)),
+    Case(
+        "a call waits, and it gives its arguments",
+        Sent,
+        REPLACE,
+        facts={"locks": SAME_PENDING},
+        sent=(2, True),
+        holder="pending",
+    ),
     Case(
         "a pending call was revoked before its time",
         Sent,
@@ -207,6 +240,10 @@ def test_verdict(case: Case) -> None:
     verdict = facts.decide(send(call))
 
     check(case, verdict, facts)
+    assert (verdict.holder.task_id if verdict.holder else None) == case.holder
+    assert [bool(each.call) for each in facts.asked_for(Claim)] == [
+        each.ticket.trailing for each in facts.asked_for(Claim)
+    ]
     if isinstance(verdict, Joined):
         assert verdict.task_id == ("pending" if NEXT in facts.locks else "other")
     if isinstance(verdict, Sent) and case.sent and case.sent[1] and not facts.silent:
@@ -379,3 +416,37 @@ def test_row_is_not_stored_without_nodes_if_the_caller_wants_an_error() -> None:
     with pytest.raises(QuorumUnavailableError):
         facts.decide(store(call))
     assert facts.asked_for(Send) == []
+
+
+def test_turn_is_waited_for_only_where_a_record_may_change() -> None:
+    """A first call of ``rerun`` takes the slot of its run at once; a pending call is a record."""
+    for rules, turns in ((RERUN, 0), (REPLACE, 1)):
+        call, facts = call_with(Case("", Sent, rules))
+        facts.decide(send(call))
+        assert len(facts.asked_for(InTurn)) == turns
+
+
+def test_call_waits_a_second_for_a_message_that_may_be_sent() -> None:
+    """No longer: its caller may have died."""
+    call, facts = call_with(Case("", Sent, facts={"locks": {NAME: held("other", CLAIMED, secret=secret("b"))}}))
+
+    verdict = facts.decide(send(call))
+
+    assert verdict.unanswered
+    assert 0.8 < facts.now - 1000.0 <= 1.0
+
+
+def test_record_that_another_call_has_made_meanwhile() -> None:
+    """Nobody knows which of the two counts, so the message is sent without a slot."""
+    for locks in (RUNS, {}):
+        call, facts = call_with(
+            Case(
+                "",
+                Sent,
+                REPLACE,
+                facts={"locks": locks, "meanwhile": {NEXT: held("third", QUEUED, secret=secret("d"))}},
+            )
+        )
+        verdict = facts.decide(send(call))
+        assert isinstance(verdict, Sent)
+        assert (verdict.unanswered is not None, len(facts.asked_for(Send))) == (bool(locks), 1)

@@ -39,9 +39,9 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ....core.protocol import Failure
 from ....nodes.base import LinkError, address
-from ....nodes.clock import steady
 from ....nodes.records.table import AnswerError
-from ....nodes.threads import new_event
+from ....runtime.clock import steady
+from ....runtime.threads import new_event
 from ..bounded import LARGEST, BoundedSocket, connected
 from ..replicated import Place
 
