@@ -477,7 +477,7 @@ class NodeContract:
 
         # Any one node may have been too slow to get the first requests.
         listed = {row.slug for reply in manager.survey(count=50).values() for row in reply.rows}
-        assert len([slug for slug in listed if not slug.endswith("~p")]) == len(HOSTILE)  # those are heartbeats
+        assert len([slug for slug in listed if not slug.endswith("~p")]) == len(HOSTILE)  # those are signs of life
         for lease in leases:
             assert caller.release(lease) == "released"
 
