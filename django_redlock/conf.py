@@ -26,21 +26,7 @@ NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
 BACKEND_KEYS = ("BACKEND", "URL", "NAME", "OPTIONS")
 SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
-# What part of a scheme shows that a URL has the form of another package, and what to write here.
-OTHER_FORMS = {
-    "sentinel": f"write a dict for Sentinel, such as {SENTINEL_EXAMPLE}",
-    **dict.fromkeys(("socket", "unix"), "write the path of the socket: 'unix:///run/redis.sock?db=2'"),
-    **dict.fromkeys(("tls", "ssl"), "write, for TLS, 'rediss://lock-1:6379'"),
-    **dict.fromkeys(
-        ("postgres", "mysql", "mariadb", "sqlite"), "write 'database://default', with the alias in DATABASES"
-    ),
-}
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
-# What CACHES and other packages call one of these keys.
-OTHER_NAMES = {
-    **{"LOCATION": ("NODES", "URL"), "SERVERS": ("NODES",), "HOSTS": ("NODES",)},
-    **{"timeout": ("ttl",), "expire": ("ttl",), "blocking_timeout": ("wait",), "socket_timeout": ("node_timeout",)},
-}
 EXAMPLE = """\
 REDLOCK = {
     "default": {
@@ -194,15 +180,12 @@ def _bad_cache(wrong: str) -> InvalidRedlockError:
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in entry:
         if key not in known:
-            meant = str(key).upper() if known[0].isupper() else str(key).lower()
-            named, advice = f"an unknown key {key!r}", nearest(meant, known)
+            named = f"an unknown key {key!r}"
             if "//" in str(key):  # it may have a password
-                named, advice = "a URL as a key.", ""
-            if ours := [name for name in OTHER_NAMES.get(key, ()) if name in known]:
-                advice = f"; write {ours[0]!r}."
+                named = "a URL as a key"
             elif known == ALIAS_KEYS and key in OPTION_KEYS:
-                advice = "; write it into 'OPTIONS'."
-            raise InvalidRedlockError(f"{where} has {named}{advice} Known: {', '.join(known)}.", "redlock.E007")
+                named += ", which belongs into 'OPTIONS'"
+            raise InvalidRedlockError(f"{where} has {named}. Known: {', '.join(known)}.", "redlock.E007")
 
 
 def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
@@ -250,12 +233,10 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
     if scheme not in SCHEMES:
-        advice = next((advice for part, advice in OTHER_FORMS.items() if part in scheme), "")
-        if not advice:
-            advice = "write, for example, 'redis://lock-1:6379'"
-            if (near := nearest(scheme, SCHEMES)) != ".":
-                advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
-        raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(SCHEMES)}, cache; {advice}.")
+        raise _bad_node(
+            f"{where} has a URL whose scheme is not one of {', '.join(SCHEMES)}, cache; "
+            "write, for example, 'redis://lock-1:6379'."
+        )
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)
     if masters and not scheme.endswith("+cluster"):

@@ -105,7 +105,7 @@ BACKENDS: list[tuple[Any, str, str]] = [
     )
 ]
 BACKENDS += [
-    ([{"BACKEND": OURS, "LOCATION": "/srv"}], "redlock.E007", "unknown key 'LOCATION'; write 'URL'. Known: BACKEND"),
+    ([{"BACKEND": OURS, "LOCATION": "/srv"}], "redlock.E007", "unknown key 'LOCATION'. Known: BACKEND"),
     (
         [{"BACKEND": OURS, "MASTERS": ["a"]}],
         "redlock.E007",
@@ -146,15 +146,8 @@ def talkative(spec: NodeSpec, prefix: str) -> Any:
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
-    (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .*; did you mean 'redis\+cluster'\? Write"),
-    (["redis+sentinel://a/m"], "redlock.E003", r"write a dict for Sentinel, .*'SERVICE_NAME': 'mymaster'"),
-    (
-        [f"redis+socket://:{SECRET}@/run/redis.sock?virtual_host=2"],
-        "redlock.E003",
-        r"; write the path of the socket: 'unix:///run/redis\.sock\?db=2'\.$",
-    ),
-    (["rediss+tls://a"], "redlock.E003", r"; write, for TLS, 'rediss://lock-1:6379'\.$"),
-    (["postgresql://a/b"], "redlock.E003", r"; write 'database://default', with the alias in DATABASES\.$"),
+    (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .* redis\+cluster,.*; write, for example"),
+    ([f"redis+socket://:{SECRET}@/run/redis.sock?virtual_host=2"], "redlock.E003", "scheme is not one of .* unix, "),
     ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
     ([{"URL": "redis://a", "OPTIONS": {"db": SECRET}}], "redlock.E003", "its option db is not a number"),
     ([{"URL": "redis://a", "OPTIONS": {"port": SECRET}}], "redlock.E003", r"refuses its options \(ValueError\)"),
@@ -187,7 +180,7 @@ NODES: list[tuple[Any, str, str]] = [
     ([SENTINELS | {"SERVICE_NAME": ""}], "redlock.E003", r"needs SENTINELS, a list of .* for example, {'SENTINELS': "),
     ([SENTINELS | {"SENTINELS": [("s1", "26379")]}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [f"redis://:{SECRET}[@s1"]}], "redlock.E003", "cannot be read; .* percent-encode"),
-    ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
+    ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'. Known: .*SERVICE_NAME"),
 ]
 
 WITHOUT_URLS = ("quorum", "ttl", "wait", "renew", "max_extensions", "restart_guard", "in_transaction", "release")
@@ -200,15 +193,15 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     *(({"OPTIONS": {option: f"redis://:{SECRET}@a"}}, "redlock.E006", "not a URL") for option in WITHOUT_URLS),
     ({"OPTIONS": {"clock_guard": 0}}, "redlock.E006", "clock_guard must be True, False or None, not 0"),
-    ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
+    ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "unknown key 'TTL'. Known: .*, ttl, "),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
     ({f"redis://:{SECRET}@a": THREE}, "redlock.E007", "has a URL as a key. Known: NODES"),
     ({"OPTIONS": {f"redis://:{SECRET}@a": 3}}, "redlock.E007", "has a URL as a key. Known: "),
-    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
-    ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
-    ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
+    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl', which belongs into 'OPTIONS'. Known"),
+    ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'. Known: NODES"),
+    ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'. Known: "),
 ]
 
 MISTAKES: list[tuple[Any, str, str]] = [
