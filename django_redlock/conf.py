@@ -14,13 +14,12 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .core.rules import Rules, nearest, quoted
+from .core.rules import DEFAULT_ALIAS, Rules, nearest, quoted
 from .nodes import SCHEMES, Node, NodeSpec, open_node
 from .nodes.base import split_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
 BACKEND_KEYS = ("BACKEND", "URL", "NAME", "OPTIONS")

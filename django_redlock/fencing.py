@@ -31,7 +31,8 @@ from django.db.models.functions import Now
 from .core.rules import is_whole
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
-from .engine.options import check_switch, explained
+from .core.rules import check_switch
+from .engine.options import explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
 from .models import MAX_SHOWN, Fence, fence_key

@@ -30,7 +30,8 @@ from .core.rules import UNSET, Wait, check_wait, optional_seconds
 from .db.targets import Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
-from .engine.options import check_switch, explained
+from .core.rules import check_switch
+from .engine.options import explained
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, left_to, own_thread
 from .handler import in_transaction, locks

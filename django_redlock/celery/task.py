@@ -35,6 +35,7 @@ from ..keys.task import CallKey, TaskKey, signature_of
 from ..singleton.arrival import Answer, interrupted
 from ..singleton.ending import Execution, end, note_done
 from ..singleton.handle import P
+from ..singleton.declaring import check_function, check_others
 from ..singleton.options import (
     OPTIONS,
     OnDuplicate,
@@ -43,8 +44,6 @@ from ..singleton.options import (
     Redelivery,
     Scope,
     SingletonOptions,
-    check_function,
-    check_others,
 )
 from ..singleton.questions import Send
 from ..singleton.slot import DuplicateTask

@@ -17,6 +17,10 @@ from .names import Owner
 from .protocol import PART
 
 
+DEFAULT_ALIAS = "default"
+"""The alias in ``REDLOCK`` of locks that name none."""
+
+
 class Unset(Enum):
     """The stand-in for an argument that the caller did not pass, where None has a meaning of its own."""
 
@@ -250,6 +254,17 @@ def nearest(word: object, known: Iterable[object]) -> str:
     """Return "; did you mean ...?" for the end of a message, or a full stop."""
     close = get_close_matches(str(word), map(str, known), n=1)
     return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def check_switch(what: str, value: object) -> None:
+    """
+    Make sure that a switch is a bool: ``"no"`` would mean True.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
 
 
 def check_label(label: object) -> None:

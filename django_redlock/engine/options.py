@@ -134,17 +134,6 @@ def _plan(name: str | Iterable[str], **options: Unpack[LockOptions]) -> Plan:
 _plan_of_one = lru_cache(maxsize=1024, typed=True)(_plan)
 
 
-def check_switch(what: str, value: object) -> None:
-    """
-    Make sure that a switch is a bool: ``"no"`` would mean True.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
-
-
 def check_if_taken(options: LockOptions) -> None:
     """
     Raise ValueError unless ``if_taken`` is ``raise`` or ``skip``, and fits the other options.

@@ -1,15 +1,14 @@
-"""The options of a singleton task, checked when the function is decorated (internal)."""
+"""The options of a singleton task, checked when they are given (internal)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from ..conf import DEFAULT_ALIAS
-from ..core.rules import Rules, nearest, number, optional_seconds, seconds
-from ..engine.options import LockOptions, check_switch
-from ..keys.task import CallKey
+from ..core.rules import DEFAULT_ALIAS, Rules, check_switch, nearest, number, optional_seconds, seconds
 from .ticket import LIFETIME, RUNNING, SCOPES, WAITING
+
+if TYPE_CHECKING:
+    from ..keys.task import CallKey
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
 OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]
@@ -46,36 +45,6 @@ Overlap = Literal["wait", "drop", "follow", "fail"]
 OnOverlap = Overlap | Return | None
 
 ON_UNAVAILABLE = {"enqueue": get_args(EnqueueChoice), "run": get_args(RunChoice)}
-
-# Names that other parts of this package, or other packages, have for one of our options.
-OTHER_NAMES = {
-    **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl", "heartbeat", "renew"), "'lease'"),
-    **dict.fromkeys(("lock_expiry", "expiry", "timeout", "ttl_queue"), "'queue_ttl'"),
-    **dict.fromkeys(("unique_on", "unique_by", "unique_key", "lock_key", "once", "keys"), "'key'"),
-    **dict.fromkeys(("wait", "wait_timeout", "blocking_timeout", "max_wait"), "'wait_for'"),
-    **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'", "if_taken": "'on_duplicate'"},
-    **{"unlock_before_run": 'scope="until_executing"', "cooldown": "'hold_for'"},
-    **{"bind": "takes_context=True", "queue": "'queue_name'"},  # with Django's tasks; Celery's own are not asked for
-    **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
-}
-
-# What to write in place of an option of lock() or of another package.
-ONE_RUN, IN_THE_BODY = 'scope="while_executing" for one run at a time', "with lock(...) in the body"
-INSTEAD = {
-    **dict.fromkeys(
-        ("limit", "lock_limit", "concurrency", "concurrency_limit", "max_concurrency"),
-        f"{ONE_RUN}, or with lock(..., limit=...) in the body for several",
-    ),
-    **dict.fromkeys(("on_conflict", "on_client_conflict", "on_busy"), "'on_duplicate', or 'on_overlap' with Celery"),
-    **{"on_server_conflict": "'on_overlap' with Celery", "cancel_on_lost": 'on_lost="raise" with Celery'},
-    **dict.fromkeys(("lock", "unique_until"), "'scope'"),
-    **{"queueing_lock": 'scope="until_executing"', "unique_for": "'queue_ttl'", "blocking": 'on_overlap="wait"'},
-    **dict.fromkeys(("unique", "unique_args", "unique_id", "lock_args", "concurrency_key", "deduplication"), "'key'"),
-    **dict.fromkeys(("throttle", "period"), "'hold_for'"),
-    **{"debounce": 'on_duplicate="replace" with Celery, and a countdown', "on_commit": "task.delay_on_commit(...)"},
-    **dict.fromkeys(("shared", "reentrant", "barge", "release"), IN_THE_BODY),
-    **{"label": "name='...' with Celery: the slot shows the name of the task"},
-}
 
 # Options that a single call may set. The others concern the worker, which uses the options of the task.
 PER_CALL = ("on_duplicate", "queue_ttl")
@@ -121,7 +90,7 @@ class SingletonOptions:
         TypeError: A value has the wrong type.
     """
 
-    key: CallKey = None
+    key: "CallKey" = None
     scope: Scope = "until_executed"
     on_duplicate: OnDuplicate = "join"
     on_overlap: OnOverlap = None
@@ -173,7 +142,7 @@ class SingletonOptions:
         return self.on_overlap or ("drop" if scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property
-    def times(self) -> LockOptions:
+    def times(self) -> Mapping[str, Any]:
         """How long the slot of a run lasts without renewal, and with it."""
         return {"ttl": self.lease, "max_hold": self.max_hold}
 
@@ -243,57 +212,6 @@ class SingletonOptions:
 
 
 OPTIONS = tuple(field.name for field in fields(SingletonOptions))
-
-
-def advice_on(name: str) -> str:
-    """Return what to write in place of an option *name* that does not exist; empty if it resembles none of ours."""
-    if name in INSTEAD:
-        return f"write {INSTEAD[name]}."
-    close = get_close_matches(name, OPTIONS, 1, 0.7)
-    meant = OTHER_NAMES.get(name) or (repr(close[0]) if close else "")
-    return f"did you mean {meant}?" if meant else ""
-
-
-def check_others(options: Iterable[str], known: Callable[[str], bool]) -> None:
-    """
-    Refuse a name that resembles one of our options, or that another package has for one, among those of the framework.
-
-    Celery turns all options that it does not know into attributes of the task. That is useful, so all other names are
-    allowed.
-
-    Args:
-        options: The names.
-        known: Whether the framework has an option of this name.
-
-    Raises:
-        TypeError: An option is none of ours, and seems to be meant for us.
-    """
-    for name in options:
-        if not known(name) and (advice := advice_on(name)):
-            raise TypeError(f"singleton_task() has no option {name!r}; {advice}")
-
-
-def check_function(function: object, task: tuple[type, ...], instead: str = "") -> None:
-    """
-    Refuse what cannot be the body of a task.
-
-    Args:
-        function: What is decorated.
-        task: The classes of what is a task already.
-        instead: What to do with a class.
-
-    Raises:
-        TypeError: It is a task already, a class, or cannot be called.
-    """
-    if isinstance(function, task):
-        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
-    if isinstance(function, type):
-        raise TypeError(f"@singleton_task decorates a function, not the class {function.__name__}.{instead}")
-    if not callable(function):
-        raise TypeError(
-            f"@singleton_task decorates a function, not {repr(function)[:40]}. Write its options by name, such as "
-            "key=('shop_id',)."
-        )
 
 
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:

@@ -20,7 +20,8 @@ from ..handler import locks
 from ..keys.task import CallKey
 from ..singleton.arrival import cancel
 from ..singleton.handle import Slots
-from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
+from ..singleton.declaring import check_function, check_others
+from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket
 from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, stored_here

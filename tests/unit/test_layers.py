@@ -237,17 +237,18 @@ def test_engine_enters_no_lock_through_python_code():
 
 
 # The decisions about singletons. They may log, as the core may not.
-DECISIONS = {f"singleton/{name}.py" for name in ("ticket", "slot", "questions", "call", "arrival", "pending", "ending")}
+DECISIONS = {f"singleton/{name}.py" for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")}
 NOT_IN_DECISIONS = NOT_IN_CORE - {"logging"}
 
 
 def test_singletons_decide_without_io():
     """What decides about calls and messages imports the core, exceptions and the standard library alone."""
-    own = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in (*DECISIONS, "options.py"))
+    own = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in DECISIONS)
     foreign = [
         each
         for each in imports()
         if each.where in DECISIONS
+        and each.at_run_time
         and not each.name.startswith(own)
         and not (each.top == "django_redlock" and each.target in ("core", "exceptions"))
         and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_DECISIONS)

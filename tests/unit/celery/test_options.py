@@ -29,23 +29,8 @@ def each() -> Any:
     [
         ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
         ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
-        ({"on_duplicates": "skip"}, TypeError, r"no option 'on_duplicates'; did you mean 'on_duplicate'\?"),
-        ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
-        # Names that options have elsewhere.
-        ({"wait": 3}, TypeError, r"did you mean 'wait_for'\?"),
-        ({"graceful": True}, TypeError, r'did you mean on_duplicate="join"\?'),
-        (
-            {"limit": 2},
-            TypeError,
-            r'no option .limit.; write scope="while_executing" for one run.*lock\(\.\.\., limit=',
-        ),
-        ({"on_conflict": "reject"}, TypeError, "no option 'on_conflict'; write 'on_duplicate', or 'on_overlap'"),
-        ({"lock": "until_executed"}, TypeError, "write 'scope'"),
-        ({"lock_limit": 2}, TypeError, 'write scope="while_executing"'),
-        ({"unique": True}, TypeError, "write 'key'"),
-        ({"unique_on": ["x"]}, TypeError, "did you mean 'key'"),
-        ({"queueing_lock": "x"}, TypeError, 'write scope="until_executing"'),
-        ({"label": "x"}, TypeError, "no option 'label'"),
+        ({"on_duplicates": "skip"}, TypeError, r"has no option 'on_duplicates'; its own are key, scope, on_duplicate, "),
+        ({"unique_on": ["x"]}, TypeError, "has no option 'unique_on'; its own are key, "),  # of another package
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"queue_ttl": float("nan")}, ValueError, "queue_ttl must be a finite number"),
         ({"lock_direct_calls": "no"}, TypeError, "lock_direct_calls must be True or False, not 'no'"),
@@ -58,7 +43,7 @@ def each() -> Any:
     ],
 )
 def test_wrong_option_fails_when_decorating(options, error, message):
-    """A wrong option fails at import, and the message has the nearest right one."""
+    """A wrong option fails at import, and the message has the right ones."""
     with pytest.raises(error, match=message):
         singleton_task(**options)(nothing)
 

@@ -514,7 +514,7 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
         ({"lock_direct_calls": True}, TypeError, r"with lock\(...\)"),
         ({"on_duplicate": "rerun"}, ValueError, "scope='until_executing'"),
         ({"on_duplicate": "replace"}, ValueError, "cannot be changed"),
-        ({"ttl": 5}, TypeError, "did you mean 'lease'"),
+        ({"ttl": 5}, TypeError, "no option 'ttl'; its own are key, "),
         ({"acks_late": True}, TypeError, "unexpected keyword argument 'acks_late'"),
         ({"run_after": None}, TypeError, r"task.using\(run_after=...\)"),
         ({"key": ("shop",)}, ValueError, "not a parameter of the task"),
