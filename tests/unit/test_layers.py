@@ -163,6 +163,18 @@ def test_packages_are_known_in_their_rooms_only(package, rooms):
     assert [each for each in imports() if f"{each.name}.".startswith(f"{package}.") and each.room not in rooms] == []
 
 
+def test_etcd_and_zookeeper_come_in_by_a_dotted_path():
+    """Nothing imports them, and they need what any kind of node needs; a checkout may lack them."""
+    theirs = [
+        each for each in imports() if each.where.startswith("contrib/consensus/") and each.top == "django_redlock"
+    ]
+    others = [each for each in imports() if each.name.startswith("django_redlock.contrib.consensus")]
+
+    assert {each.target for each in theirs} - {"contrib"} <= {"nodes", "runtime", "core", "exceptions"}
+    assert {each.name.split(".")[2] for each in theirs if each.target == "contrib"} <= {"consensus"}
+    assert [each for each in others if each not in theirs] == []
+
+
 def test_django_begins_at_the_settings():
     """The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases."""
     found = [each for each in imports() if each.top == "django" and each.room in BELOW_DJANGO]
@@ -180,11 +192,12 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime():
 
 
 def test_seeded_generator_is_for_pauses_only():
-    """Users seed ``random``, so only pauses come from it, and the virtual time of a simulation."""
+    """Users seed ``random``, so only pauses come from it, and what a simulation or the contract of nodes tries."""
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/records/table.py"),
+        *("testing/contract.py", "testing/simulation.py"),
         "keys/view.py",  # imports the type UUID
     }
 

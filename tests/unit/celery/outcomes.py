@@ -24,8 +24,6 @@ Table = dict[tuple[str, str], dict[str, list[Any]]]  # by page and heading, and 
 class Situation:
     """Facts and an outcome; its text has all that is not as usual."""
 
-    defect: str
-
     def __str__(self) -> str:
         usual, names = type(self)(), [each.name for each in fields(self)]  # type: ignore[arg-type]
         shown = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) != getattr(usual, name)]
@@ -60,7 +58,6 @@ class Message(Situation):
         lasts: Seconds until that slot is free, if nothing happens.
         told: The state that the caller sees in the end, when all is well again.
         runs: How often the message has run by then.
-        defect: Why the code does something else today.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +77,6 @@ class Message(Situation):
     lasts: float = 0.0
     told: str = "SUCCESS"
     runs: int = 1
-    defect: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,6 @@ class Call(Situation):
         has_slot: Whether its message has a slot.
         told: The state that the caller sees in the end; empty after an error.
         ran: The arguments of all runs in their order; ``first`` is that of the holder, and ``second`` that of the call.
-        defect: Why the code does something else today.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -118,7 +113,6 @@ class Call(Situation):
     has_slot: bool = False
     told: str = "SUCCESS"
     ran: str = "first"
-    defect: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,12 +157,7 @@ def made(kind: type, *chosen: Any, **facts: Any) -> list[Any]:
 def parametrized(table: Table, kind: type) -> list[Any]:
     """Return the situations of one kind as parameters, each with the beginning of its row."""
     found = [(cell, case) for rows in table.values() for cell, cases in rows.items() for case in cases]
-    return [
-        pytest.param(case, id=f"{cell[:30]} | {case}", marks=pytest.mark.xfail(reason=why) if why else ())
-        for cell, case in found
-        if isinstance(case, kind)
-        for why in [getattr(case, "defect", "")]
-    ]
+    return [pytest.param(case, id=f"{cell[:30]} | {case}") for cell, case in found if isinstance(case, kind)]
 
 
 def points(page: str, heading: str) -> list[str]:
@@ -252,7 +241,6 @@ HOLDERS = [
 ]
 OVER = [f"waits, but is {state}" for state in ("REVOKED", "FAILURE", "SUCCESS")]
 
-DEFECT = "nodes refuse the secret of a message with which they freed its pending call, so its slot does not come back"
 PAGE = Shown("tests/server/workers/test_page.py", "test_lost_worker")
 
 EVENTS = {
@@ -335,7 +323,7 @@ EVENTS = {
         *messages(options=LATE, body=STOPS, holder="own claimed", lasts=10, runs=2),
         *messages({"options": LATE}, options=[QUEUED, SERIAL, BOTH], body=STOPS[0], runs=2),
         *messages(options=LATE | RERUN, body=STOPS[0], holder="own claimed", lasts=10, runs=2),
-        *messages(options=LATE | REPLACE, body=STOPS[0], holder="own claimed", lasts=10, runs=2, defect=DEFECT),
+        *messages(options=LATE | REPLACE, body=STOPS[0], holder="own claimed", lasts=10, runs=2),
         *messages(options=DROPS, body=STOPS[0], told="REVOKED"),
     ],
     "Queue purged, message lost": [
@@ -545,9 +533,7 @@ KILLED = {
         *messages(
             options=[REJECTS, REJECTS | RERUN], event="child dies", does="returned", holder="own queued", lasts=30
         ),
-        *messages(
-            options=REJECTS | REPLACE, event="child dies", does="returned", holder="own queued", lasts=30, defect=DEFECT
-        ),
+        *messages(options=REJECTS | REPLACE, event="child dies", does="returned", holder="own queued", lasts=30),
         *messages(options=REJECTS | {"lease": 5}, event="child dies", does="returned", holder="own queued", lasts=5),
         *messages(options=REJECTS | {"redelivery": "drop"}, event="child dies", does="returned"),
         *messages(options=REJECTS, event="child dies before it begins", does="returned", holder="own queued"),

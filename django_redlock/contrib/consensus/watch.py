@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from ...core.protocol import Failure
+from ...nodes.base import LinkError, RateLimit
+from ...nodes.records.table import link_error
+from ...nodes.records.worker import Mailbox
 from ...runtime.threads import call_soon, new_event, start
-from ..base import LinkError, RateLimit
-from .table import link_error
-from .worker import Mailbox
 
 if TYPE_CHECKING:
     from .replicated import Member, Place

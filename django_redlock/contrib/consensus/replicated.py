@@ -8,26 +8,28 @@ import os
 import re
 import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
-from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
+from ...core.protocol import Failure
+from ...core.rules import Rules
+from ...nodes.base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
+from ...nodes.inspection import Finding, Inspection
+from ...nodes.records.node import RecordNode
+from ...nodes.records.record import Moment, Stored, in_present_era, needed_until
+from ...nodes.records.table import ANSWERING, AnswerError, RecordTable, link_error
 from ...runtime.clock import steady
-from ..base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
-from .clock import Era, EraClock, Moment
-from .node import RecordNode
-from .record import Stored, in_present_era, is_held, needed_until
-from .table import ANSWERING, AnswerError, RecordTable, link_error
+from .checks import members
+from .clock import Era, EraClock
 from .watch import AsyncWatchLink, Deliver, Watch, WatchLink
 
 ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
 LOOK_EVERY = 10.0  # seconds after which the leader's clock is read in any case, to notice if it was set
-SEARCHING = 0.3  # share of the patience that a survey spends on records of locks that have ended
 
 SAMPLES = 5  # round trips; the shortest one counts
 
@@ -49,6 +51,7 @@ class ReplicatedNode(RecordNode):
     calls = True
     store: ClassVar["Store"]
     watch: ClassVar[type[Watch]]
+    checks: ClassVar[tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...]] = (members,)
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.place = read_place(spec, self.store)
@@ -79,13 +82,14 @@ class ReplicatedNode(RecordNode):
 
     # For the doctor
 
-    def inspect(self, timeout: float) -> tuple[float, dict[str, str]]:
+    def inspect(self, timeout: float, *, rights: bool = True) -> Inspection:
         """
-        Ask each member; return the time of the shortest round trip in seconds, and facts for the doctor.
+        Ask each member for facts; see :mod:`~django_redlock.nodes.inspection`.
 
         Raises:
             LinkError: No member answers.
         """
+        self.connect(timeout).close()
         facts: dict[str, str] = {"kind": self.store.name}
         trips: list[float] = []
         silent: list[str] = []
@@ -98,7 +102,9 @@ class ReplicatedNode(RecordNode):
                 silent.append(f"{address(*member)} ({failure.detail})")
         if failure and not trips:
             raise failure
-        return min(trips), facts | ({"silent": ", ".join(silent)} if silent else {})
+        if silent:
+            facts["silent"] = ", ".join(silent)
+        return Inspection(self.name, known=False, round_trip=min(trips), facts=facts, checks=self.checks)
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """
@@ -272,40 +278,6 @@ class MemberTable(RecordTable, Generic[Client]):
         except self.errors as error:
             self.failed(error, unclear=False)
 
-    # Listings
-
-    def survey(self, request: Survey) -> Reply:
-        """Report the named locks, or one page of the held ones, in the order of their keys."""
-        if request.size <= 0:
-            return self.look_up(request)
-        moment, _ = self.read([])
-        slugs, cursor, total = self._search(request, moment)
-        reply = self.look_up(request._replace(slugs=tuple(slugs)))
-        rows = tuple(row for row in reply.rows if row.left != ABSENT)
-        return reply._replace(rows=rows, total=total, cursor=cursor)
-
-    def _search(self, request: Survey, moment: Moment) -> tuple[list[str], str, int]:
-        """
-        Return the names that are held on one page, the cursor of the next page, and the number of records.
-
-        Most records may belong to locks that have ended. Requests of this process wait for the search, so it ends
-        early if there are very many such records. The page is then not full, but has a cursor.
-        """
-        slugs: list[str] = []
-        cursor, total, until = request.after, 0, self.now() + self.patience * SEARCHING
-        if cursor == ENDLESS:
-            return slugs, "", total  # in these stores, every lock has an end
-        while True:
-            records, cursor, count = self.page(cursor, of_names=True)
-            total = total or count
-            for key, stored in sorted(records.items()):
-                if is_held(stored.record, moment):
-                    slugs.append(str(stored.record.get("slug", "")))
-                if len(slugs) == request.size:
-                    return slugs, key, total
-            if not cursor or self.now() > until:
-                return slugs, cursor, total
-
     # The parts that differ between kinds of stores
 
     def dial(self, number: int, timeout: float) -> Client:
@@ -342,15 +314,6 @@ class MemberTable(RecordTable, Generic[Client]):
             era: Its new content.
             known: The content that was read; None if there is none.
             version: The version that was read; None if there is no record.
-        """
-        raise NotImplementedError
-
-    def page(self, after: str, *, of_names: bool) -> tuple[dict[str, Stored], str, int]:
-        """
-        Return some records whose keys follow *after*, those of names or those of any kind, in the order of their keys.
-
-        The text is the key after which the next page begins, empty if there is none; the number is the approximate
-        number of records.
         """
         raise NotImplementedError
 
