@@ -16,11 +16,11 @@ from functools import wraps
 from typing import Any, Literal, NoReturn, ParamSpec, Self
 
 from ..conf import DEFAULT_ALIAS
-from ..core.hold import release_outcome
 from ..core.names import check_name, slug
-from ..core.protocol import LOST, SHARED, EndReason, Kind, Outcome, Release
-from ..core.round import Round, count
+from ..core.protocol import LOST, SHARED, EndReason, Outcome, Release
+from ..core.round import Round
 from ..core.rules import MIN_TTL, number, seconds
+from ..core.votes import is_gone, prevents_quorum, release_outcome
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
 from ..engine.twins import Awaiting, Blocking, Flavour
@@ -224,7 +224,7 @@ class BaseLock(metaclass=WithoutInternals):
         if lease:
             outcome = await self._flavour.call(lease.release, lease.arelease)
         elif vote := await self._find(hold.token):  # another process acquired it
-            outcome = release_outcome(await self._remove(vote.secret), self._manager.rules)
+            outcome = release_outcome((await self._remove(vote.secret)).replies, self._manager.rules)
         else:
             outcome = Outcome.EXPIRED
         slot.hold = None
@@ -242,11 +242,10 @@ class BaseLock(metaclass=WithoutInternals):
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
-        needed = self._manager.rules.needed
+        rules = self._manager.rules
         for vote in await self._holders():
             round = await self._remove(vote.secret, revoke=True)
-            # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
-            gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
+            gone = is_gone(round.replies, rules)
             outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
             about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
             log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
@@ -256,7 +255,7 @@ class BaseLock(metaclass=WithoutInternals):
                     node.name: str(round.replies.get(index, "not waited for"))
                     for index, node in enumerate(self._manager.nodes)
                 }
-                raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
+                raise QuorumUnavailableError(self._key, nodes=nodes, needed=rules.needed)
 
     async def _locked(self) -> bool:
         return bool(await self._holders())
@@ -270,7 +269,7 @@ class BaseLock(metaclass=WithoutInternals):
         votes = poll.tally(slug(self._key)).votes
         mine = sum(vote.nodes for vote in votes if vote.secret == hold.lease.secret)
         against = self._manager.rules.nodes - len(poll.silent) - mine
-        return hold.lease.valid() and against <= self._manager.rules.spare
+        return hold.lease.valid() and not prevents_quorum(against, self._manager.rules)
 
     def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
         """Check the arguments, and return the coroutine that extends the lock."""
@@ -362,12 +361,7 @@ class BaseLock(metaclass=WithoutInternals):
         """Release a lock by its secret; a holder that still renews the lock is refused, and learns of a *revoke*."""
         manager, rules = self._manager, self._manager.rules
         request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
-        round = Round(
-            requests=dict.fromkeys(range(rules.nodes), request),
-            decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
-            timeout=rules.timeout(rules.ttl),
-            cleanup=True,
-        )
+        round = Round.to_release(request, range(rules.nodes), rules, rules.timeout(rules.ttl))
         await self._flavour.call(manager.ask, manager.aask, round)
         return round
 

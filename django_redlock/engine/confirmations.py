@@ -2,13 +2,13 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.attempt import Granted
 from ..core.names import Owner, encode
-from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
-from ..core.round import Round, count
+from ..core.protocol import ANSWERS, Term
+from ..core.round import Round
+from ..core.votes import is_quorum
 from .process import process
 from .watchdog import NEVER, Chore
 
@@ -135,12 +135,6 @@ class Confirmations(Chore):
     def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
         """Send confirmations in one round; return those about which too few nodes answered."""
         rules = self._manager.rules
-        request = Extend(tuple(one.term for one in some), rules.fence_keep)
-
-        def decided(replies: Mapping[int, Reply]) -> bool:
-            return count(replies, Kind.HELD) >= rules.needed
-
-        requests = dict.fromkeys(range(rules.nodes), request)
-        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
+        round = Round.to_extend([one.term for one in some], rules, rules.timeout(rules.ttl))
         self._manager.ask(round)
-        return some if round.count(*ANSWERS) < rules.needed else []
+        return [] if is_quorum(round.count(*ANSWERS), rules.needed) else some

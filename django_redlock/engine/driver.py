@@ -160,9 +160,7 @@ class Driver:
             self._report_nodes()
         if not round.lasting or (round.complete and not unsure):
             return
-        round.on_missed = self._redeliver  # called with late replies from now on
-        if missed := round.missed().union(unsure):
-            self._redeliver(round, missed)
+        round.report_missed(self._redeliver, unsure)
 
     def bring(self, round: Round) -> None:
         """Have a release redelivered to the nodes that have not answered it, without a network call."""
@@ -209,8 +207,7 @@ class Driver:
 
     def _redeliver(self, round: Round, nodes: set[int]) -> None:
         if not self._hanging_up:
-            undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
-            self.redelivery.take(undelivered, self._runtime.clock() + round.lasting)
+            self.redelivery.take(round.to_redeliver(nodes), self._runtime.clock() + round.lasting)
 
     def _report_nodes(self) -> None:
         """Report which nodes went down or came back, once for each change, whoever noticed it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
 from ..core.protocol import POSITIVE, Acquire
-from ..core.round import Round, count
+from ..core.round import Round
 from .process import HOST, process
 from .watchdog import NEVER, Chore, Dog, note_drops
 
@@ -116,9 +116,7 @@ class ProcessHeartbeat(Chore):
         life = rules.guard + LIFE
         value = encode(self._secret, self._owner._replace(ttl=life))
         request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
-        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
-        timeout = rules.timeout(rules.ttl)
-        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+        return Round.to_beat(request, rules)
 
 
 def this_process(since: float) -> Owner:

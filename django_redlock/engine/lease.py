@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import HoldState, release_outcome
+from ..core.hold import HoldState
 from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
+from ..core.votes import release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting, new_event
@@ -244,7 +245,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
                 hold.keeper.ask(round)
-            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
+            if hold.takeover and (late := hold.takeover.to_end_earlier()):
                 hold.keeper.ask(late)
         except BaseException:
             hold.release_later()
@@ -272,7 +273,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
                 await hold.keeper.aask(round)
-            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
+            if hold.takeover and (late := hold.takeover.to_end_earlier()):
                 await hold.keeper.aask(late)
         except BaseException:
             hold.release_later()
@@ -348,7 +349,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
-        outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
+        outcome = Outcome.RELEASED if round.won else release_outcome(round.replies, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
             hold.note_successor(round.replies)
         elif not released:
@@ -648,9 +649,8 @@ class LeaseHold(HoldState):
         drop, self.drop = self.drop, None
         if drop is not None:
             unreleased.discard(drop)
-        round = self._cleanup = self.release(self.timeout if wait else 0.0)
-        round.unattended = not wait
-        return round
+        self._cleanup = self.release(self.timeout if wait else 0.0)
+        return self._cleanup
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
@@ -672,14 +672,6 @@ class LeaseHold(HoldState):
         self.abandoned = True  # first: a thread that sees the end must see this as well
         self.end(EndReason.RELEASED, self.clock())
         self.release_later()
-
-
-def end_of_earlier_hold(takeover: Round) -> Round | None:
-    """Return the round that ends the earlier hold on nodes that may still receive the request to take it over."""
-    if not takeover.remedy or not (nodes := takeover.unanswered()):
-        return None
-    requests = {node: takeover.remedy[node] for node in nodes}
-    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LONGEST_REDELIVERY)
 
 
 def log_loss_with(lease: Lease, logger: Callable[[Lease], object]) -> None:

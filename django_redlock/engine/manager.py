@@ -20,11 +20,12 @@ from weakref import WeakSet, WeakValueDictionary
 from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import BATCH, batches, release_outcome, renewal
+from ..core.hold import BATCH, batches
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
-from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, Term, votes_in
-from ..core.round import Round, SurveyOptions, cleanup, survey_round
+from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, Term
+from ..core.round import Round, SurveyOptions
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
+from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
@@ -260,10 +261,10 @@ class LockManager:
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone, revoke=revoke)
-        round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
-        round.lasting = LONGEST_REDELIVERY
+        nodes = range(self.rules.nodes)
+        round = Round.to_release(release, nodes, self.rules, timeout, lasting=LONGEST_REDELIVERY)
         self.ask(round)
-        return release_outcome(round, self.rules)
+        return release_outcome(round.replies, self.rules)
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
@@ -276,14 +277,14 @@ class LockManager:
             The replies that came in time, by the node's index.
         """
         process.notice_fork()
-        round = survey_round(self.rules, options)
+        round = Round.to_survey(self.rules, options)
         self.ask(round)
         return round.replies
 
     async def asurvey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
         process.notice_fork()
-        round = survey_round(self.rules, options)
+        round = Round.to_survey(self.rules, options)
         await self.aask(round)
         return round.replies
 
@@ -342,21 +343,21 @@ class LockManager:
                 chosen = [asked[number] for number in numbers]
                 round = self._renewal(chosen, now, ttl)
                 yield round, [lease for lease, _ in chosen]
-                if round.count(*ANSWERS) < round.needed and round.cut:
+                if not is_quorum(round.count(*ANSWERS), round.needed) and round.cut:
                     # Once more, over new links; see Acquisition._was_cut.
                     now = self.runtime.clock()
                     chosen = [(lease, term) for lease, _ in chosen if (term := lease.hold.term(now, ttl))]
                     if chosen:
                         round = self._renewal(chosen, now, ttl)
                         yield round, [lease for lease, _ in chosen]
-                if round.count(*ANSWERS) < round.needed:
+                if not is_quorum(round.count(*ANSWERS), round.needed):
                     return  # the nodes are silent: do not delay the leases of other aliases
 
     def _renewal(self, chosen: Sequence[tuple[Lease, Term]], now: float, ttl: float | None) -> Round:
         """Return the round that extends some leases by their terms."""
         soonest = min(lease.hold.deadline for lease, _ in chosen)
         shortest = min(lease.hold.timeout for lease, _ in chosen)
-        round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
+        round = Round.to_extend([term for _, term in chosen], self.rules, shortest, soonest - now)
         for lease, term in chosen:
             lease.hold.asked(round, term)
             if ttl is not None and lease.hold.tended:
@@ -607,7 +608,7 @@ class Acquirer:
         if isinstance(outcome, Granted) and wanted.adopt != outcome.secret:
             end = Release(outcome.slugs, wanted.adopt, self._rules.guard)
             for round in outcome.rounds:
-                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LONGEST_REDELIVERY
+                round.take_over(end, LONGEST_REDELIVERY)
                 self._driver.follow_up(round)
         return outcome
 

@@ -55,7 +55,6 @@ class Gather:
         if not round.requests:
             round.close()
             return None
-        round.admission = self.admission
         connections = None
         try:
             now = self._clock()
@@ -108,9 +107,11 @@ class Gather:
         if look or connections.arrived:
             self._settle(connections, look)
         fresh = not connections.by_node  # also if all links were found cut
+        round.begin(self.admission)
         if fresh and round.unattended:  # else no node would get the release now, and the next attempt overtakes it
-            round.unattended, round.timeout = False, timeout
-        round.rested = rested and not fresh
+            round.attend(timeout)
+        if rested and not fresh:
+            round.note_rest()
         if now > self.admission.next_due or connections.reviewed != self.admission.changes:  # for few rounds
             self._review(connections, round, now)
         packed: Packed = {}

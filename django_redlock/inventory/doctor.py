@@ -17,6 +17,7 @@ from ..conf import DEFAULT_ALIAS
 from ..core.admission import MAX_SKEW
 from ..core.protocol import Outcome
 from ..core.rules import Rules
+from ..core.votes import is_quorum
 from ..engine.manager import LockManager
 from ..exceptions import RedlockError, printable
 from ..handler import locks
@@ -93,7 +94,7 @@ def _settings(alias: str) -> Iterator[Finding]:
 
 def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
     reached = sum(not node.detail for node in inspected)
-    if reached < rules.needed:
+    if not is_quorum(reached, rules.needed):
         yield error(
             "no-quorum",
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",

@@ -7,7 +7,7 @@ import pytest
 
 from django_redlock import LockLostError, LockManager, LockTakenError
 from django_redlock.core.protocol import SHARED, Kind, Release
-from django_redlock.core.round import cleanup
+from django_redlock.core.round import Round
 from django_redlock.inventory.survey import Poll, arun
 from django_redlock.testing import Servers
 from tests.managers import (
@@ -174,8 +174,8 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
-        cleanup(
-            Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), (), 10.0, 10.0
+        Round.to_leave(
+            Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), 10.0, lasting=10.0
         )
         for token in (readers[0].fencing_token, readers[1].fencing_token)
     )
