@@ -8,7 +8,7 @@ threads nor the connections of its parent, so it starts over.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..core.admission import Admission
 from ..core.round import Round
@@ -23,11 +23,7 @@ from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
 from .unattended import Ended, UnattendedReleases
-from .watchdog import Dog
-
-if TYPE_CHECKING:
-    from .manager import Runtime
-
+from .watchdog import Dog, Runtime
 
 Report = Callable[..., None]
 
@@ -63,7 +59,7 @@ class Driver:
         nodes: Sequence[Node],
         rules: Rules,
         admission: Admission,
-        runtime: "Runtime",
+        runtime: Runtime,
         report: Report,
         new_heartbeat: Callable[[Dog, Iterable[float]], ProcessHeartbeat],
     ) -> None:

@@ -26,11 +26,10 @@ from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting, new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
-from .watchdog import NEVER, TICK, Drop, unreleased, watch_drop
+from .watchdog import NEVER, TICK, unreleased, watch_drop
 
 if TYPE_CHECKING:
     from .manager import LockManager
-    from .reentrancy import OpenBlock
 
 log = logging.getLogger("django_redlock")
 
@@ -67,7 +66,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         self._on_lost: list[Callable[[Lease], object]] = []
         self._reported = False  # whether the loss was noticed, and is reported
         if hold.renewed:
-            hold.drop = watch_drop(self, hold, hold.clock, hold.keeper.driver.dropped)
+            watch_drop(self, hold, hold.clock, hold.keeper.driver.dropped)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
@@ -550,12 +549,11 @@ class LeaseHold(HoldState):
         self.tended = not wanted.detached  # whether the watchdog looks after it
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
-        self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
+        self.block: ref[Any] | None = None  # the with statement of the lock that holds it, an OpenBlock
         self.kept = False  # whether the block is over, and the end of the thread's transaction ends the hold
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
-        self.drop: Drop | None = None
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
         self._sends = wanted.sends
         self._pid = process.pid
@@ -644,11 +642,7 @@ class LeaseHold(HoldState):
         now = self.clock()
         if self.check(now):
             self.end(EndReason.RELEASED, now)
-        # Both ways: the hold and its drop would otherwise be a cycle, which only the garbage collector frees, and the
-        # drop of a released lease would be noticed.
-        drop, self.drop = self.drop, None
-        if drop is not None:
-            unreleased.discard(drop)
+        unreleased.pop(self, None)
         self._cleanup = self.release(self.timeout if wait else 0.0)
         return self._cleanup
 

@@ -5,14 +5,10 @@ The public methods of a :class:`LockManager` are ``lock``, ``release``, ``extend
 ``aclose``.
 """
 
-import asyncio
 import atexit
 import logging
 import os
-import random
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -22,13 +18,12 @@ from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import BATCH, batches
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
-from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, Term
+from ..core.protocol import ANSWERS, Outcome, Release, Reply, Term
 from ..core.round import Round, SurveyOptions
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
-from ..nodes.clock import Clock, steady
 from ..nodes.threads import exiting
 from .confirmations import Confirmations
 from .driver import Driver, LoopSide
@@ -38,7 +33,7 @@ from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
-from .watchdog import NEVER, Dog, loop_watchdog, watchdog
+from .watchdog import NEVER, REAL, Dog, Runtime
 
 if TYPE_CHECKING:
     from .lock import SkippingLock
@@ -50,37 +45,6 @@ AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
 
 
 log = logging.getLogger("django_redlock")
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """
-    The clocks, pauses and watchdogs that a manager and its leases use; a simulation passes others.
-
-    Attributes:
-        clock: Returns seconds on a steady clock, which leases are measured by.
-        wall: Returns the time of day, in seconds since the epoch.
-        random: Returns a number from 0 to 1, for the pauses between attempts.
-        sleep: Blocks the calling thread for a number of seconds.
-        asleep: Suspends an asyncio task for a number of seconds.
-        watchdog: Looks after the leases of threads.
-        loop_watchdog: Returns what looks after the leases of the running event loop.
-    """
-
-    clock: Clock = steady
-    wall: Callable[[], float] = time.time
-    random: Callable[[], float] = random.random
-    sleep: Callable[[float], None] = time.sleep
-    asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
-    watchdog: Dog = watchdog
-    loop_watchdog: Callable[[], Dog] = loop_watchdog
-
-    def instant(self) -> Instant:
-        """Read the clocks."""
-        return Instant(self.clock(), int(self.wall() * 1_000_000))
-
-
-REAL = Runtime()
 
 
 def silent(event: str, **about: Any) -> None:
@@ -136,7 +100,7 @@ class LockManager:
         admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
         self.acquirer = Acquirer(self)
-        self.confirmations = Confirmations(self)
+        self.confirmations = Confirmations(rules, runtime, self.ask, at_once=all(node.instant for node in self.nodes))
         self._descriptions: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
@@ -369,7 +333,7 @@ class LockManager:
 
     def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
         owner = this_process(since=self.runtime.wall())
-        return ProcessHeartbeat(self, owner, dog, self.runtime.clock, dropped)
+        return ProcessHeartbeat(self, self.rules, self.ask, self.aask, owner, dog, self.runtime.clock, dropped)
 
 
 _managers: WeakSet[LockManager] = WeakSet()

@@ -45,9 +45,9 @@ from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager, Runtime
+from ..engine.manager import LockManager
 from ..engine.notifications import Waiters
-from ..engine.watchdog import Agenda, Tended, by_keeper
+from ..engine.watchdog import Agenda, Runtime, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.clock import steady

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from unittest.mock import Mock
 
+from django_redlock.core.rules import Rules
 from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
 from django_redlock.engine.watchdog import Agenda, AsyncWatchdog, Watchdog
 from django_redlock.nodes.clock import steady
@@ -140,7 +142,7 @@ def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
             return False
 
     held = ["a lock"]
-    heartbeat = ProcessHeartbeat(None, this_process(since=0.0), Dog(), steady)
+    heartbeat = ProcessHeartbeat(None, Rules(1), Mock(), Mock(), this_process(since=0.0), Dog(), steady)
     heartbeat.join()
     due = heartbeat.due()
     held.clear()
