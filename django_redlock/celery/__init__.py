@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from ..singleton.handle import SlotHolder
 from ..singleton.options import Return, SingletonOptions
-from ..singleton.slots import DuplicateTask
+from ..singleton.slot import DuplicateTask
 from . import checks as checks  # a worker runs them when it starts
 from .dispatch import SingletonResult
 from .handle import Singleton

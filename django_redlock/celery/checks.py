@@ -22,7 +22,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ..conf import InvalidRedlockError, aliases
 from ..handler import locks
-from ..singleton.slots import RUNNING, WAITING
+from ..singleton.ticket import RUNNING, WAITING
 from .task import SingletonTask
 
 REDELIVERING = ("redis", "valkey", "sentinel")  # brokers with a visibility timeout

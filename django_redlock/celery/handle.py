@@ -1,6 +1,6 @@
 """``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from celery import current_app
 from celery._state import get_current_app
@@ -10,12 +10,11 @@ from ..core.rules import nearest
 from ..engine.lease import Lease
 from ..singleton.handle import P, Slots
 from ..singleton.options import Return, SingletonOptions
-from ..singleton.slots import RUNNING, Holder, Seen, SlotState, Ticket
+from ..singleton.pending import discard_seen
+from ..singleton.slot import Holder, Seen, SlotState
+from ..singleton.ticket import RUNNING, Ticket
 from .dispatch import store_revoked
-from .pending import discard_seen
-
-if TYPE_CHECKING:
-    from .task import SingletonTask
+from .worker import end_run
 
 ANSWERS = {
     "join": "send nothing, and return the result of task {id}",
@@ -42,20 +41,21 @@ class Singleton(Slots[P]):
 
     answers = ANSWERS
 
-    _task: "SingletonTask[P, Any]"
+    _task: Any
 
     # In the body
 
     def _own_lease(self) -> Lease | None:
-        execution = self._task.singleton_run
-        return execution.lease if execution and not execution.handed_over else None
+        run = self._task.singleton_run
+        return cast("Lease | None", run.slot) if run and not run.over else None
 
     def _given_up(self) -> str:
-        execution = self._task.singleton_run
-        if not execution or not execution.lease:
+        run = self._task.singleton_run
+        if not run or not run.slot:
             return ""
-        execution.end(hold=False)
-        return Outcome.RELEASED if execution.lease.reason is EndReason.RELEASED else execution.lease.release()
+        end_run(self._task, run)
+        lease = cast(Lease, run.slot)
+        return Outcome.RELEASED if lease.reason is EndReason.RELEASED else lease.release()
 
     # From anywhere
 
@@ -75,7 +75,9 @@ class Singleton(Slots[P]):
         return self._cancelled(args, kwargs)
 
     def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
-        discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
+        self._nodes.run(
+            discard_seen(name, seen, ticket, self._task.singleton_options)
+        )  # first, because the revocation may fail
         self._task.app.control.revoke(ticket.task_id)
         store_revoked(self._task, ticket.task_id, "Cancelled.", not self._task.ignore_result)
         return True

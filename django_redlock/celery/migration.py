@@ -20,7 +20,7 @@ from celery.utils.imports import symbol_by_name
 from ..core.rules import nearest
 from ..keys import CallKey, TaskKey
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import DuplicateTask
+from ..singleton.slot import DuplicateTask
 from .dispatch import SingletonResult
 from .task import SingletonTask
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from django.dispatch import Signal
 
 from ..exceptions import printable
-from ..singleton.slots import Holder, Ticket
+from ..singleton.slot import Holder
+from ..singleton.ticket import Ticket
 
 singleton_duplicate = Signal()
 """A call is a duplicate. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""

@@ -21,7 +21,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
-from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
@@ -32,6 +32,8 @@ from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ..keys import CallKey, TaskKey, signature_of
+from ..singleton.arrival import Answer, interrupted
+from ..singleton.ending import Execution, end, note_done
 from ..singleton.handle import P
 from ..singleton.options import (
     OPTIONS,
@@ -44,12 +46,12 @@ from ..singleton.options import (
     check_function,
     check_others,
 )
-from ..singleton.slots import DuplicateTask, Ticket
-from .dispatch import Call, R, SingletonResult, eager_result, mixed_result
-from .execution import EXECUTION, Execution
+from ..singleton.questions import Send
+from ..singleton.slot import DuplicateTask
+from ..singleton.ticket import Ticket
+from .dispatch import R, Sender, SingletonResult, eager_result, mixed_result
 from .handle import Singleton
-from .pending import TrailingCall, discard
-from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_call
+from .worker import EXECUTION, Skipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
 
 # Options of Celery's decorator that are not attributes of its task class.
 CELERY_ONLY = {
@@ -311,15 +313,13 @@ class SingletonTask(BaseTask[P, R]):
         args, kwargs = args or (), kwargs or {}
         if singleton is False or _switched_off:
             ticket = Ticket("", rules.using, task_id or uuid())
-            done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
-            return eager_result(done)
+            return eager_result(Sender(self, args, kwargs, options, rules, rules.using).send(Send(ticket)))
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret())
-        kind = TrailingCall if self.singleton_options.trails else Call
-        call = kind(self, args, kwargs, options, rules, ticket)
-        return call.send() if task_id is None else call.send_owned()
+        sender = Sender(self, args, kwargs, options, rules, rules.using)
+        return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 
     def _call_eagerly(self, rules: SingletonOptions, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
         """
@@ -358,29 +358,28 @@ class SingletonTask(BaseTask[P, R]):
             with under_direct_call(self, args, kwargs):
                 return super().__call__(*args, **kwargs)
         setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
-        arrival = Arrival(self, request, args, kwargs)
-        try:
-            execution = arrival.start()
-        except Answered as answer:
-            return cast(R, answer.args[0])
-        setattr(request, EXECUTION, execution)
+        carried = ticket_of(request)
+        message = arrival(self, request, carried or self.singleton_ticket(str(request.id), args, kwargs), bool(carried))
+        verdict = message.start()
+        if isinstance(verdict, Answer):
+            return cast(R, verdict.value)
+        run = verdict.execution
+        setattr(request, EXECUTION, run)
         try:
             self._store_started()
             value = super().__call__(*args, **kwargs)
-            arrival.note_done(execution)
+            message.run(note_done(run))
             return value
         except (Retry, Ignore):
-            arrival.note_done(execution, goes_on=True)
+            message.run(note_done(run, goes_on=True))
             raise
         finally:
-            if self.singleton_stays(sys.exc_info()[1], execution.ticket):
-                execution.give_back()
-            execution.end()
+            message.run(end(run, stopped=is_stop(sys.exc_info()[1])))
 
     def on_replace(self, sig: Any) -> Any:
         """Free the slot first if the call is eager: what replaces it runs at once, inside this run."""
         if (run := self.singleton_run) and self.request.is_eager:
-            run.end(hold=False)
+            end_run(self, run)
         return super().on_replace(sig)
 
     def _store_started(self) -> None:
@@ -410,22 +409,9 @@ class SingletonTask(BaseTask[P, R]):
         if EXECUTION in vars(request):
             return
         setattr(request, EXECUTION, None)
-        ticket = Ticket.of(request)
-        if ticket and not self.singleton_stays(error, ticket):
-            discard(ticket, self)
-
-    def singleton_stays(self, error: BaseException | None, ticket: Ticket) -> bool:
-        """
-        Return whether a message ends because its process is stopped, so that it may return to the broker.
-
-        The slot then stays with the message, or returns to it, so that no other call is served before it.
-        """
-        stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
-            # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
-            isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
-        )
-        late = self.acks_late and self.singleton_options.redelivery != "drop" and not self.request.is_eager
-        return bool(stopped and late and ticket.secret)
+        if ticket := ticket_of(request):
+            message = arrival(self, request, ticket)
+            message.run(interrupted(message.message, is_stop(error)))
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check the lease, and let Celery check the arguments before a slot is taken; it would do so afterwards."""

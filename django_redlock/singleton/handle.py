@@ -13,8 +13,12 @@ from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..keys import TaskKey
+from .call import once_confirmed
+from .driver import Nodes, seen_in
 from .options import SingletonOptions
-from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look, once_confirmed
+from .questions import Free, Look, Steps
+from .slot import Holder, Seen, SlotState
+from .ticket import RUNNING, Ticket
 
 P = ParamSpec("P")
 
@@ -194,7 +198,7 @@ class Slots(Generic[P]):
             return outcome
         force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
         outcomes = {
-            free(self._task.singleton_options.using, name, found.secret, revoke=True)
+            self._nodes.free(Free(name, found.secret, revoke=True))
             if force or found.holder.waits or (found.holder.state is SlotState.HELD and found.holder.task_id)
             else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)
@@ -229,7 +233,7 @@ class Slots(Generic[P]):
                 lines.append(f"  {error}")
                 holder = UNKNOWN
                 continue
-            seen = Seen.of(poll, slug(name))
+            seen = seen_in(poll, slug(name))
             if holder.state is SlotState.FREE and not seen.free:
                 holder = seen.holder if seen.value else UNKNOWN
         lines += ["", *self._next_call(options, holder)]
@@ -240,12 +244,14 @@ class Slots(Generic[P]):
     def _cancelled(self, args: Any, kwargs: Any) -> str | None:
         """Cancel the call that waits with the slot, and return its id; None if no call does."""
 
-        def look_again() -> tuple[list[tuple[str, Seen]], Holder | None]:
-            slots = self._slots(args, kwargs)
+        def look_again() -> Steps[tuple[list[tuple[str, Seen]], Holder | None]]:
+            slots = list(zip(names, (yield Look(names)), strict=True))
             claims = [seen.holder for name, seen in slots if seen.value and not self._id_of(name, seen)]
             return slots, next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
 
-        slots = once_confirmed(self._task.singleton_ticket("", args, kwargs), look_again)
+        ticket = self._task.singleton_ticket("", args, kwargs)
+        names = tuple(ticket.places(self._task.singleton_options.trails))
+        slots = self._nodes.run(once_confirmed(ticket.waiting, look_again))
         for name, seen in slots:
             task_id = self._id_of(name, seen)
             if not (seen.value and task_id and seen.holder.waits):
@@ -290,17 +296,21 @@ class Slots(Generic[P]):
             what = self.answers["skip"] + ", because the holder is not a task"
         return [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
 
+    @property
+    def _nodes(self) -> Nodes:
+        return Nodes(self._task.singleton_options.using, self._task.name)
+
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
         """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
         ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
-        names = ticket.places(self._task.singleton_options.trails)
-        return list(zip(names, look(ticket.using, *names), strict=True))
+        names = tuple(ticket.places(self._task.singleton_options.trails))
+        return list(zip(names, self._nodes.look(Look(names)), strict=True))
 
     def _check_decided(self, slots: list[tuple[str, Seen]]) -> None:
         """Raise QuorumUnavailableError if the nodes do not agree on one of the slots."""
         for name, seen in slots:
             if seen.split:
-                raise seen.undecided(self._task.singleton_options.using, name)
+                raise seen.undecided(name)
 
 
 def celery_task(owner: Owner | None) -> str:

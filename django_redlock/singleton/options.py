@@ -9,7 +9,7 @@ from ..conf import DEFAULT_ALIAS
 from ..core.rules import Rules, nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions, check_switch
 from ..keys import CallKey
-from .slots import LIFETIME, RUNNING, SCOPES, WAITING
+from .ticket import LIFETIME, RUNNING, SCOPES, WAITING
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
 OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..singleton.handle import SlotHolder
-from ..singleton.slots import DuplicateTask
+from ..singleton.slot import DuplicateTask
 
 if TYPE_CHECKING or find_spec("django.tasks"):
     from .enqueue import SingletonResult

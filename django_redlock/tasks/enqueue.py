@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import cache, partial
 from math import inf
 from types import GenericAlias
@@ -24,10 +24,15 @@ from django.tasks.exceptions import InvalidTaskBackend, TaskException
 from django.utils import timezone
 
 from ..engine.manager import fresh_secret
-from ..exceptions import QuorumUnavailableError, printable
+from ..exceptions import printable
 from ..handler import locks
+from ..singleton import questions as ask
+from ..singleton.call import Call, Joined, Refused, Sent, Skipped, store
+from ..singleton.driver import Claimed, Nodes, free
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import BOTH, CLAIM, WAITING, Claim, DuplicateTask, Holder, SlotState, once_confirmed, peek
+from ..singleton.questions import Result, ResultState
+from ..singleton.slot import CLAIM, DuplicateTask, Holder, SlotState
+from ..singleton.ticket import Ticket
 from .run import SingleFunction, backport_signals
 
 P = ParamSpec("P")
@@ -142,10 +147,9 @@ def confirm_at_end() -> None:
         backport.task_finished.connect(_confirm_now, dispatch_uid="django_redlock.tasks")
 
 
-@dataclass
-class RowCall:
+class Enqueuing(Nodes):
     """
-    One call on its way to the backend.
+    Answers the questions of a call on its way to the backend.
 
     Args:
         task: The task, as the caller has it.
@@ -155,21 +159,18 @@ class RowCall:
         kwargs: The keyword arguments.
     """
 
-    task: Any
-    function: SingleFunction
-    options: SingletonOptions
-    args: Any
-    kwargs: Any
-
-    def __post_init__(self) -> None:
-        self.options.check_lease(locks[self.options.using].rules, self.function.name)
-        self.ticket = self.function.singleton_ticket("", self.args, self.kwargs, fresh_secret())
-        self.row: Any = None  # the result of the row that has the slot
-        after = self.task.run_after  # aware or not, whatever USE_TZ says
+    def __init__(self, task: Any, function: SingleFunction, options: SingletonOptions, args: Any, kwargs: Any) -> None:
+        super().__init__(options.using, function.name)
+        options.check_lease(self.manager.rules, function.name)
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        ticket = function.singleton_ticket("", args, kwargs, fresh_secret())
+        after = task.run_after  # aware or not, whatever USE_TZ says
         delay = after.timestamp() - timezone.now().timestamp() if after else 0.0
-        self.ttl = max(0.0, delay) + self.options.queue_ttl  # of the slot of the waiting row
+        self.decided = Call(function.name, ticket, options, max(0.0, delay) + options.queue_ttl)
 
-    def send(self) -> Any:
+    def call(self) -> Any:
         """
         Take the slot and store the row, or answer as a duplicate.
 
@@ -177,116 +178,74 @@ class RowCall:
             DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
         """
-        if not self.ticket.waiting:  # any number may wait
-            return self._store()
-        try:
-            found = once_confirmed(self.ticket, self._look)
-        except QuorumUnavailableError as error:
-            if self.options.without_nodes("enqueue") == "raise":
-                raise
-            log.warning("task %s is enqueued without a slot: %s", printable(self.function.name), error)
-        else:
-            return self._store(found) if isinstance(found, Claim) else self._answer(found)
-        return self._store()
+        verdict, name = self.run(store(self.decided)), self.decided.ticket.name
+        if verdict.holder:
+            about = {"event": "singleton_duplicate", "lock": name, "task": self.label}
+            what = f"{printable(name)} is {verdict.holder}"
+            log.info("a call of a singleton task is a duplicate: %s", what, extra=about)
+        match verdict:
+            case Sent(result, _, _, unanswered):
+                if unanswered:
+                    log.warning("task %s is enqueued without a slot: %s", printable(self.label), unanswered)
+                return answered(result)
+            case Refused(holder):
+                raise holder.error(DuplicateTask, name)
+            case Joined(task_id, holder, _, Result(_, row)):
+                # Of a backend that cannot tell, the slot says all that is known.
+                status = TaskResultStatus.RUNNING if holder.state is SlotState.RUNNING else TaskResultStatus.READY
+                return answered(row or self._result(task_id, status, []), holder, accepted=False)
+            case Skipped(holder, reason):
+                path = f"{DuplicateTask.__module__}.{DuplicateTask.__qualname__}"
+                error = TaskError(exception_class_path=path, traceback=reason)
+                return answered(self._result("", TaskResultStatus.FAILED, [error]), holder, accepted=False)
+        raise AssertionError(f"a verdict of a call is not carried out: {verdict}")
 
-    def _look(self) -> tuple[Claim | Holder, Holder | None]:
-        """Claim the slot; return what was found, and the holder if its row is not known to be there."""
-        found = self._claim()
-        if isinstance(found, Holder) and self._is_over(found):
-            seen = peek(self.ticket.using, self.ticket.waiting)
-            found = self._claim(seen.secret if seen.holder.waits_as(found.task_id) else "")
-        if isinstance(found, Holder) and found.state is SlotState.CLAIMED:
-            found = self._stored_here(found)
-        return found, found if isinstance(found, Holder) else None
-
-    def _claim(self, adopt: str = "") -> Claim | Holder:
-        """Claim the slot, also from the holder with the secret *adopt*; look for the row of a holder."""
-        found = self.ticket.claim(self.ttl, self.function.name, adopt)
-        if isinstance(found, Holder):
-            self.row = self._row_of(found.task_id or "", found.state is SlotState.RUNNING)
-        return found
-
-    def _stored_here(self, holder: Holder) -> Claim | Holder:
-        """Name the row of the holder if this same transaction stored it; take the slot over if it was rolled back."""
-        using, name = self.ticket.using, self.ticket.waiting
-        secret = peek(using, name).secret
-        if not (stored := stored_here(using, name, secret)):
-            return holder
-        try:
-            self.row = self._stored_row(stored.task_id)
-        except NotImplementedError:  # nobody can tell
-            return holder
-        if self.row is None:
-            return self._claim(secret)
-        return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
-
-    def _store(self, claim: Claim | None = None) -> Any:
+    def send(self, question: ask.Send) -> Any:
         """Have the backend store the row; its slot names the row once workers can see it."""
+        ticket = question.ticket
         try:
             result = self.task.get_backend().enqueue(self.task, self.args, self.kwargs)
         except BaseException:
-            if claim:
-                self.ticket.free()
+            if question.claim:
+                free(ticket.using, ticket.waiting, ticket.secret)
             raise
-        if claim and not result.is_finished:
-            self._name_slot(claim, result)
-        return answered(result)
+        if question.claim and not result.is_finished:
+            self._name_slot(ticket, question.claim, result)
+        return result
 
-    def _name_slot(self, claim: Claim, result: Any) -> None:
+    def _name_slot(self, ticket: Ticket, claim: Claimed, result: Any) -> None:
         """Have the slot name the row, after the commit of the transactions that it may be part of."""
-        place, now = (self.ticket.using, self.ticket.waiting), locks[self.ticket.using].runtime.clock()
-        stored = StoredRow(self.ticket.secret, str(result.id), now + CLAIM, now + self.ttl)
+        place, now, ttl = (ticket.using, ticket.waiting), self.manager.runtime.clock(), self.decided.ttl
+        stored = StoredRow(ticket.secret, str(result.id), now + CLAIM, now + ttl)
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now} | {place: stored}
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
-        after_commit(partial(named.confirm, self.ttl), getattr(result, "db_result", None))
+        after_commit(partial(self.confirm, ask.Confirm(named, ttl)), getattr(result, "db_result", None))
 
-    # A duplicate
-
-    def _answer(self, holder: Holder) -> Any:
-        what = f"{printable(self.ticket.name)} is {holder}"
-        about = {"event": "singleton_duplicate", "lock": self.ticket.name, "task": self.function.name}
-        log.info("a call of a singleton task is a duplicate: %s", what, extra=about)
-        if self.options.on_duplicate == "raise":
-            raise holder.error(DuplicateTask, self.ticket.name)
-        if self.options.on_duplicate == "join" and self.row:
-            return answered(self.row, holder, accepted=False)
-        path = f"{DuplicateTask.__module__}.{DuplicateTask.__qualname__}"
-        error = TaskError(exception_class_path=path, traceback=f"Skipped: {what}.")
-        return answered(self._result("", TaskResultStatus.FAILED, [error]), holder, accepted=False)
-
-    def _row_of(self, task_id: str, running: bool) -> Any:
-        """Return the result of the holder's row, from whichever backend has it; None if there is no row."""
-        try:
-            return self._stored_row(task_id)
-        except NotImplementedError:  # the slot says all that is known
-            return self._result(task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
-
-    def _stored_row(self, task_id: str) -> Any:
-        """
-        Return the result of a row, from whichever backend has it; None if there is no row.
-
-        Raises:
-            NotImplementedError: The backend of the task cannot tell, and no other one has the row.
-        """
-        silent: NotImplementedError | None = None
-        for alias in dict.fromkeys((self.task.backend, *task_backends)) if task_id else ():
+    def stored(self, question: ask.Stored) -> Result:
+        """Return the state of a row, from whichever backend has it."""
+        silent = False
+        for alias in dict.fromkeys((self.task.backend, *task_backends)):
             try:
-                return task_backends[alias].get_result(task_id)
+                row = task_backends[alias].get_result(question.task_id)
             except no_row():
                 continue
-            except NotImplementedError as error:
-                if alias == self.task.backend:
-                    silent = error
-        if silent:
-            raise silent
-        return None
+            except NotImplementedError:
+                silent = silent or alias == self.task.backend
+                continue
+            if row.is_finished:
+                failed = row.status == TaskResultStatus.FAILED
+                return Result(ResultState.FAILURE if failed else ResultState.SUCCESS, row)
+            ready = row.status == TaskResultStatus.READY
+            return Result(ResultState.WAITS if ready else ResultState.UNDERWAY, row)
+        return Result(ResultState.UNKNOWN if silent else ResultState.GONE)
 
-    def _is_over(self, holder: Holder) -> bool:
-        """Return whether a slot waits for a row that is gone, or that has left the queue without the slot."""
-        if holder.state is not SlotState.QUEUED or not holder.task_id:
-            return False
-        left = self.ticket.scope in (WAITING, BOTH) and self.row and self.row.status != TaskResultStatus.READY
-        return self.row is None or self.row.is_finished or bool(left)
+    def stored_here(self, question: ask.StoredHere) -> str:
+        """Return the id of the row that this thread has stored, and that its slot may not name yet."""
+        ticket = self.decided.ticket
+        stored = stored_here(ticket.using, ticket.waiting, question.secret)
+        return stored.task_id if stored else ""
+
+    answers = Nodes.answers | {ask.Send: send, ask.Stored: stored, ask.StoredHere: stored_here}
 
     def _result(self, task_id: str, status: TaskResultStatus, errors: list[TaskError]) -> Any:
         """Return a result that no backend has stored."""

@@ -2,7 +2,7 @@
 Find the rows of dead workers, and put them back or fail them; for the backend of ``django-tasks-db`` (internal).
 
 A worker that is killed leaves its row RUNNING for ever: the backend cannot know. The slot of the run can: it is renewed
-as long as the process lives. So a row is abandoned if its slot has ended, and no lock of :func:`~.run.life_name` shows
+as long as the process lives. So a row is abandoned if its slot has ended, and no lock ``alive:ID`` shows
 that a process has it without a slot. It must be so in all looks of three seconds, and a row that began less than a
 lease ago is left alone: a worker marks its row before it imports the task, and takes the slot only then.
 
@@ -29,8 +29,11 @@ from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory import held_locks
-from ..singleton.slots import SlotState, Ticket, peek
-from .run import SingleFunction, life_name
+from ..singleton.driver import Nodes
+from ..singleton.questions import Free, Look, Put
+from ..singleton.slot import SlotState
+from ..singleton.ticket import Ticket
+from .run import SingleFunction
 
 REPEATS = 1  # how often a row is put back
 LISTING = 60.0  # seconds that listing all locks may take
@@ -122,13 +125,14 @@ class Reaper:
     def _put_back(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
         """Let the row run once more, under the same id; it has the slot from now on, unless another call has it."""
         slot = Ticket(ticket.name, ticket.using, ticket.task_id, fresh_secret(), scope=ticket.scope)
+        nodes = Nodes(slot.using, function.name)
         with suppress(LockTakenError, QuorumUnavailableError):  # then it runs as a row without a slot does
             if slot.waiting:
-                ttl = function.singleton_options.queue_ttl
-                slot.take(slot.waiting, ttl, function.name, SlotState.QUEUED, slot.secret)
+                ttl, ref = function.singleton_options.queue_ttl, slot.task_id
+                nodes.put(Put(slot.waiting, ttl, SlotState.QUEUED, slot.secret, ref))
         if self._same(row).update(status=TaskResultStatus.READY, started_at=None):
             return "put back"
-        slot.free()
+        nodes.free(Free(slot.waiting, slot.secret))
         return "left alone: it has ended meanwhile"
 
     def _failed(self, row: Any) -> str:
@@ -169,10 +173,11 @@ def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
     if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
         return False
     # A slot that a quorum of nodes has is seen on one of those that answer, at least.
-    holders = [seen.holder for seen in peek(ticket.using, ticket.running).sightings]
+    (slot,) = Nodes(ticket.using, "").look(Look((ticket.running,)))
+    holders = [seen.holder for seen in slot.sightings]
     if any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders):
         return False
-    life = locks[ticket.using].on_behalf(life_name(ticket.task_id), kind="command", label="redlock_reap_tasks", wait=0)
+    life = locks[ticket.using].on_behalf(ticket.alive, kind="command", label="redlock_reap_tasks", wait=0)
     with suppress(LockTakenError):
         return life.acquire().release() is Outcome.RELEASED
     return False

@@ -10,11 +10,9 @@ wait for each other.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -25,21 +23,21 @@ from asgiref.sync import sync_to_async
 from django.tasks.signals import task_finished, task_started
 from django.utils.json import normalize_json
 
-from ..core.names import NOTE
 from ..core.protocol import Outcome
-from ..engine.lease import Lease, note_late_loss
+from ..engine.lease import Lease
 from ..engine.lock import decorators
 from ..engine.watchdog import NEVER, TICK, Chore
-from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
-from ..handler import lock, locks
+from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
+from ..handler import lock
 from ..keys import TaskKey, signature_of
+from ..singleton import questions as ask
+from ..singleton.arrival import Fail, Revoke, Row, occupy
+from ..singleton.arrival import Run as Begins
+from ..singleton.driver import Nodes
+from ..singleton.ending import end
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import FREE, LIFETIME, Seen, SlotState, Ticket, free, look
+from ..singleton.ticket import Ticket
 
-PATIENCE = 30.0  # seconds after which a run that waits for its slot looks who has it
-PAUSE = 0.5  # seconds between two attempts while the nodes do not answer, on average
-
-log = logging.getLogger("django_redlock")
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
 _current: ContextVar["Run | None"] = ContextVar("django_redlock_run", default=None)
 _ended: ContextVar["Run | None"] = ContextVar("django_redlock_ended", default=None)
@@ -145,9 +143,9 @@ def running(function: SingleFunction) -> "Run | None":
     return run if run and run.function is function else None
 
 
-class Run(Chore):
+class Run(Nodes, Chore):
     """
-    One run of a row.
+    One run of a row: answers the questions about its slot, and shows that its process lives.
 
     The watchdog looks at it every second, and shows the :mod:`.reaper` that a process has the row whenever the run has
     no slot: while it waits, after it has lost or freed its slot, and until the worker has written the outcome. The
@@ -161,18 +159,22 @@ class Run(Chore):
     """
 
     def __init__(self, function: SingleFunction, row: Any, args: Any, kwargs: Any) -> None:
+        ticket, options = function.singleton_ticket(str(row.id), args, kwargs), function.singleton_options
+        super().__init__(ticket.using, function.name, options.times)
         self.function = function
-        self.ticket = function.singleton_ticket(str(row.id), args, kwargs)
-        self.manager = locks[self.ticket.using]
-        self.lease: Lease | None = None
         self.outer = _current.get()  # the run that made this call, on a backend that runs each call at once
+        self.row: Row = Row(ticket, options, within=frozenset(run.row.slot.name for run in under_way() if run.row.slot))
         self._life: Lease | None = None
-        self._over = False  # whether the body has ended, or will not begin
+        self._execution = self.row.run()
         self._outcome = Outcome.EXPIRED  # of freeing the slot
         self._closed = False  # whether nobody can take the row for that of a dead process any more
         self._is_reaped = hasattr(row, "db_result")
-        self._since = -inf  # until the body begins
         self._next = self.manager.runtime.clock() + TICK
+
+    @property
+    def ticket(self) -> Ticket:
+        """The information about its slot."""
+        return self.row.ticket
 
     def begin(self) -> None:
         """
@@ -183,96 +185,18 @@ class Run(Chore):
             RuntimeError: It would wait for the run that made the call.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"run": "fail"}``.
         """
-        level = logging.WARNING  # of the first of these messages
         if self.ticket.running:
             self.manager.runtime.watchdog.watch(self)
-        while not self._over:
-            try:
-                self._begin()
-                self._since = self.manager.runtime.clock()
-                return
-            except QuorumUnavailableError as error:
-                how, task = self.function.singleton_options.without_nodes("run"), printable(self.ticket.task_id)
-                if how == "fail":
-                    raise
-                if how == "run":
-                    log.warning("task %s runs without a slot: %s", task, error)
-                    return
-                log.log(level, "task %s waits until the lock nodes answer: %s", task, error)
-                level = logging.DEBUG
-            self.manager.runtime.sleep(PAUSE * (0.5 + self.manager.runtime.random()))
-
-    def _begin(self) -> None:
-        ticket, places, patience = self.ticket, self._look(), 0.0
-        while ticket.running and not self.lease:
-            try:
-                self.lease = self._take(places[ticket.running], patience)
-            except LockTakenError as taken:
-                if any(run.lease and run.lease.name == taken.name for run in under_way()):
-                    raise RuntimeError(f"{taken.name!r} would wait for itself, in a call of its own run.") from None
-                self._show_life()
-                places, patience = self._look(), PATIENCE
-        if self._over:  # a coroutine was cancelled, and this thread has gone on
+        verdict = self.run(occupy(self.row))
+        if self.row.over:  # a coroutine was cancelled, and this thread has gone on
             self.give_up()
-        place = places.get(ticket.waiting, FREE)
-        if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
-            self._leave_queue(place.secret)  # one that is only claimed may be its own
-        if patience or ticket.waiting:
-            with suppress(QuorumUnavailableError):
-                self._look(begun=True)  # it may have been cancelled meanwhile
-
-    def _leave_queue(self, secret: str) -> None:
-        """Free the slot with which the row waited; without one for its run, leave it taken for ``hold_for``."""
-        ticket, hold = self.ticket, self.function.singleton_options.hold_for
-        if ticket.running or not hold or not secret:
-            free(ticket.using, ticket.waiting, secret)
-            return
-        with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
-            ticket.take(ticket.waiting, hold, self.function.name, SlotState.HELD, adopt=secret)
-
-    def _look(self, begun: bool = False) -> dict[str, Seen]:
-        """
-        Return the row that waits with each slot of this one; itself if a node has that, though no quorum may.
-
-        A slot that no row waits with is FREE here. The slot of the run may be that of a row which waits, whatever the
-        scope: before a deploy, the scope may have been another one.
-
-        Args:
-            begun: Whether the run has left the queue, so that ``cancel()`` may withdraw its note.
-
-        Raises:
-            CancelledTask: The row was cancelled.
-        """
-        ticket = self.ticket
-        names = dict.fromkeys(filter(None, (ticket.running, ticket.waiting)))
-        cancelled, *places = look(ticket.using, cancelled_name(ticket.task_id), *names)
-        is_cancelled = cancelled.sightings and not (begun and self._is_withdrawn(cancelled))
-        if self._over or is_cancelled:
-            raise CancelledTask(f"Task {printable(ticket.task_id)} was cancelled before it began.")
-        waiting = [[each for each in seen.sightings if each.holder.waits] for seen in places]
-        first = [min(rows, key=lambda row: row.holder.task_id != ticket.task_id, default=FREE) for rows in waiting]
-        return dict(zip(names, first, strict=True))
-
-    def _is_withdrawn(self, note: Seen) -> bool:
-        """
-        Return whether the caller of ``cancel()`` has withdrawn its note, because it found that the run has begun.
-
-        Both change the note, so whoever is first decides, and the other one knows.
-        """
-        if not note.value:  # too few nodes have it to decide
-            return False
-        ticket, name, task = self.ticket, cancelled_name(self.ticket.task_id), self.function.name
-        with suppress(QuorumUnavailableError):
-            try:
-                ticket.take(name, note.left, task, NOTE, adopt=note.secret, strict=True)
-            except LockTakenError:
-                return True
-        return False
-
-    def _take(self, place: Seen, wait: float) -> Lease:
-        """Take the slot, also from any row that waits: that row runs later, as one that has none."""
-        ticket = replace(self.ticket, secret=place.secret, scope=LIFETIME)  # in which a run has the slot of its row
-        return ticket.take_running(self.function.singleton_options.times, self.function.name, "", wait=wait)
+        match verdict:
+            case Begins(execution):
+                self._execution = execution
+            case Revoke(reason):
+                raise CancelledTask(reason)
+            case Fail(error):
+                raise error
 
     def due(self) -> float:
         """Return when the watchdog looks at this run next; see :class:`~django_redlock.engine.watchdog.Chore`."""
@@ -280,38 +204,41 @@ class Run(Chore):
 
     def extend(self, leases: Any) -> int:
         """Show that the process lives if the run has no slot; the watchdog calls this."""
-        lease, self._next = self.lease, self.manager.runtime.clock() + TICK
-        if not (lease and lease.valid()) and not self.manager.runtime.watchdog.apart(self._show_life):
-            self._show_life()
+        slot, self._next = self.row.slot, self.manager.runtime.clock() + TICK
+        if not (slot and slot.valid()) and not self.manager.runtime.watchdog.apart(self.show_life):
+            self.show_life()
         return 0
 
-    def _show_life(self) -> None:
+    def show_life(self, question: ask.ShowLife | None = None) -> None:
         """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""
         ticket, ttl = self.ticket, self.function.singleton_options.lease
         about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
         if not (self._life and self._life.valid()):
             with suppress(LockTakenError, QuorumUnavailableError):  # the watchdog tries again in a second
-                self._life = self.manager.on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
+                self._life = self.manager.on_behalf(ticket.alive, max_hold=inf, **about).acquire()
         if self._closed and self._life:
             self._life.release()
 
+    def release(self, question: ask.Release) -> Outcome:
+        """Free the slot, and remember the outcome for a body that asks later."""
+        self.row.slot, self._outcome = None, super().release(question)
+        return self._outcome
+
+    answers = Nodes.answers | {ask.ShowLife: show_life, ask.Release: release}
+
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""
-        self._over, lease, ticket = True, self.lease, self.ticket
-        left = self.function.singleton_options.hold_for - (self.manager.runtime.clock() - self._since)
-        if lease and left > 0 and lease.valid() and ticket.keep_held(lease, left, self.function.name, ticket.task_id):
-            self.lease = None
-        self.give_up()
+        self.row.over = True
+        self._execution.slot = self.row.slot
+        self.run(end(self._execution))
+        self.row.slot = None
         _ended.set(self)  # the row says RUNNING until the worker has written the outcome, which may take long
         if not self._is_reaped:
             self.close()
 
     def give_up(self) -> str:
-        """Free the slot, at the end or though the body goes on; return the outcome."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            self._outcome = lease.release()  # not sent: whoever sees the result finds the slot free
-            note_late_loss(lease, self._outcome)
+        """Free the slot though the body goes on; return the outcome."""
+        self.run(end(self.row.run(), hold=False))
         return self._outcome
 
     def close(self) -> None:
@@ -319,16 +246,6 @@ class Run(Chore):
         self._closed = True
         if self._life:
             self._life.release()
-
-
-def cancelled_name(task_id: str) -> str:
-    """Return the name of the note that a row was cancelled."""
-    return f"cancelled:{task_id}"
-
-
-def life_name(task_id: str) -> str:
-    """Return the name of the lock that shows that a process has a row which has no slot."""
-    return f"alive:{task_id}"
 
 
 def _note_start(task_result: Any, **about: Any) -> None:

@@ -18,14 +18,15 @@ from django.utils.module_loading import import_string
 from ..core.names import NOTE
 from ..core.protocol import Outcome
 from ..engine.lease import Lease
-from ..engine.manager import fresh_secret
 from ..handler import locks
 from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
-from ..singleton.slots import Seen, Ticket, free
-from .enqueue import BaseTask, RowCall, SingletonResult, confirm_at_end, stored_here
-from .run import SingleFunction, cancelled_name, follow, running
+from ..singleton.questions import Free, Put
+from ..singleton.slot import Seen
+from ..singleton.ticket import Ticket
+from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, stored_here
+from .run import SingleFunction, follow, running
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -182,7 +183,7 @@ class SingletonTask(BaseTask[P, R]):
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        return RowCall(self, self._function, self._options(), args, kwargs).send()  # type: ignore[no-any-return]
+        return Enqueuing(self, self._function, self._options(), args, kwargs).call()  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
         """Do what :meth:`enqueue` does without blocking."""
@@ -234,7 +235,7 @@ class Singleton(Slots[P]):
 
     def _own_lease(self) -> Lease | None:
         run = running(self._task)
-        return run.lease if run else None
+        return cast("Lease | None", run.row.slot) if run else None
 
     def _given_up(self) -> str:
         run = running(self._task)
@@ -261,12 +262,12 @@ class Singleton(Slots[P]):
         if stored:  # the slot may still be the claim, which lapses soon
             left = max(left, stored.ends - locks[ticket.using].runtime.clock())
         # The row may wait for longer than its slot lasts.
-        note, secret = cancelled_name(ticket.task_id), fresh_secret()
-        ticket.take(note, left + 30 * 86_400, self._task.name, NOTE, secret)
-        if free(ticket.using, name, seen.secret) not in (Outcome.TAKEN, Outcome.EXPIRED):
+        nodes = self._nodes
+        secret = nodes.put(Put(ticket.cancelled, left + 30 * 86_400, NOTE, ref=ticket.task_id))
+        if nodes.free(Free(name, seen.secret)) not in (Outcome.TAKEN, Outcome.EXPIRED):
             return True
         # A worker was quicker, but may have found the note; then it has taken that over.
-        return free(ticket.using, note, secret) in (Outcome.TAKEN, Outcome.UNKNOWN)
+        return nodes.free(Free(ticket.cancelled, secret)) in (Outcome.TAKEN, Outcome.UNKNOWN)
 
     def _id_of(self, name: str, seen: Seen) -> str | None:
         stored = stored_here(self._task.singleton_options.using, name, seen.secret)

@@ -19,7 +19,8 @@ from celery.backends.base import BaseBackend
 from celery.exceptions import TimeLimitExceeded
 
 from django_redlock.celery import SingletonOptions, SingletonTask, request
-from django_redlock.singleton.slots import HEADER, RECEIVED_HEADER, Ticket
+from django_redlock.celery.dispatch import HEADER, RECEIVED_HEADER
+from django_redlock.singleton.ticket import Ticket
 
 from .world import Dead, Machine, PlainInfo, World
 

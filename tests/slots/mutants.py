@@ -6,16 +6,16 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from celery.exceptions import Ignore
-
-from django_redlock.celery import pending, request, worker
-from django_redlock.celery.execution import Execution
+from django_redlock.celery import request, task, worker
+from django_redlock.celery.dispatch import SingletonResult
 from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import fresh_secret
-from django_redlock.singleton import slots
-from django_redlock.singleton.slots import SlotState
+from django_redlock.singleton import arrival, call, driver, ending, pending, slot
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Free, Result, ResultState, Send, Stored
+from django_redlock.singleton.slot import FREE, Holder, SlotState
 from tests.simulation import mutation
 from tests.simulation.mutation import Kill, Mutant, Wrong, always, returns
 
@@ -26,8 +26,18 @@ ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
 
+def decides(answer: Any) -> Wrong:
+    """Replace a decision by one that asks nothing."""
+
+    def decide(*about: Any, **options: Any) -> Iterator[Any]:
+        return answer
+        yield
+
+    return lambda right: decide
+
+
 @contextmanager
-def no_turn(ticket: Any) -> Iterator[None]:
+def no_turn(manager: Any, name: str, longest: float) -> Iterator[None]:
     yield
 
 
@@ -37,44 +47,37 @@ def with_record(changed: Callable[[Any, Any], Any]) -> Wrong:
 
 
 def forgets_the_record(right: Any) -> Any:
-    def begin(message: Any) -> None:
-        message.ticket, message.record = replace(message.ticket, secret=fresh_secret()), slots.FREE
-        right(message)
+    def begin(message: Any, rules: Any) -> Any:
+        return right(replace(message, ticket=replace(message.ticket, secret=fresh_secret()), record=FREE), rules)
 
     return begin
 
 
 def forgets_the_note(right: Any) -> Any:
-    def begin(message: Any) -> None:
-        slots.free(message.ticket.using, message.ticket.following, message.record.secret)
+    def begin(message: Any, rules: Any) -> Iterator[Any]:
+        yield Free(message.ticket.following, message.record.secret)
 
     return begin
 
 
 def sees_nothing(right: Any) -> Any:
     def look(call: Any) -> Any:
-        run, _ = right(call)
-        return run, slots.Seen("", 0.0, 0)
+        run, _ = yield from right(call)
+        return run, FREE
 
     return look
 
 
 def shared_token(right: Any) -> Any:
-    def take(ticket: Any, times: Any, label: str, secret: str, inline: bool = False) -> Any:
-        return right(ticket, times, label, ticket.secret, inline)
-
-    return take
+    return lambda nodes, question: right(nodes, replace(question, secret=question.ticket.secret))
 
 
 def not_waiting(right: Any) -> Any:
-    def wait(arrival: Any, holder: Any, follow: bool) -> Any:
-        arrival._skip("Skipped.")
-
-    return wait
+    return lambda message, holder, follow: arrival._told(message, arrival.Revoke("Skipped."))
 
 
 def accepted(right: Any) -> Any:
-    return lambda *about: right(*about).about(slots.Holder(None, SlotState.RUNNING, None), accepted=True)
+    return lambda result, holder, accepted: right(result, Holder(None, SlotState.RUNNING, None), accepted=True)
 
 
 def quorums_only(right: Any) -> Any:
@@ -96,22 +99,25 @@ def any_id(right: Any) -> Any:
 
 
 def frees_only(right: Any) -> Any:
-    return lambda ticket, task: ticket.free()
+    def discard(ticket: Any, rules: Any) -> Iterator[Any]:
+        yield Free(ticket.waiting, ticket.secret)
+
+    return discard
 
 
 def frees_what_it_sees(right: Any) -> Any:
     """Free a waiting call that was revoked, and do not note that its messages must not run."""
-    return lambda ticket, name, seen, task: slots.free(ticket.using, name, seen.secret)
 
+    def discard_seen(name: Any, seen: Any, ticket: Any, rules: Any) -> Iterator[Any]:
+        yield Free(name, seen.secret)
 
-def raises_ignore(again: Any, holder: Any) -> Any:
-    raise Ignore
+    return discard_seen
 
 
 def runs_as_well(right: Any) -> Any:
-    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
-        sent = call.noted(seen.holder, "is sent").publish(replace(call.ticket, secret="", number=0))
-        return sent.about(seen.holder, accepted=True)
+    def take_over(given: Any, run: Any, seen: Any, record: Any) -> Any:
+        answer = yield Send(replace(given.ticket, secret="", number=0))
+        return call.Sent(answer, seen.holder, "is sent")
 
     return take_over
 
@@ -130,22 +136,43 @@ def gives_up(right: Any) -> Any:
 
 
 def lets_it_fail(right: Any) -> Any:
-    def without_nodes(arrived: Any, error: Exception, execution: Any = None) -> Any:
-        if execution:
-            execution.end(hold=False)
-            raise error
-        return right(arrived, error)
+    def without_nodes(message: Any, error: Any, taken: bool = False) -> Any:
+        if taken:
+            yield from ending.end(message.run(), hold=False)
+            message.slot = None
+            return arrival.Fail(error)
+        return (yield from right(message, error))
 
     return without_nodes
 
 
 def asks_plainly(right: Any) -> Any:
-    return lambda arrival, task_id: arrival.task.backend.get_task_meta(task_id)
+    def stored(arrived: Any, question: Any) -> Result:
+        state = arrived.task.backend.get_task_meta(question.task_id)["status"]
+        return Result(ResultState.SUCCESS if state == "SUCCESS" else ResultState.ABSENT)
+
+    return right | {Stored: stored}
 
 
 def counts_as_queued(right: Any) -> Any:
     """Take a message that may not have been sent for one that was."""
     return lambda owner: SlotState.QUEUED if owner.state == SlotState.CLAIMED else right(owner)
+
+
+def expires_anyway(right: Any) -> Any:
+    def expire(ticket: Any, rules: Any) -> Any:
+        yield from pending.discard(ticket, rules)
+        return (yield from arrival._live_run(ticket)) is None
+
+    return expire
+
+
+def any_arguments(right: Any) -> Any:
+    def has_these_arguments(call: Any, record: Any) -> Any:
+        return bool(record.record)
+        yield
+
+    return has_these_arguments
 
 
 NOBODY_ELSE = always(property(lambda found: True))
@@ -165,50 +192,51 @@ MUTANTS = (
         anybodys_word,
         also=((GaveUp, "agreed", NOBODY_ELSE),),
     ),
-    Mutant("the backend decides", ("backend away",), (worker.Arrival, "stored"), asks_plainly),
-    Mutant("silence after the take fails", ("quorum away",), (worker.Arrival, "_without_nodes"), lets_it_fail),
+    Mutant("the backend decides", ("backend away",), (worker.Arrival, "answers"), asks_plainly),
+    Mutant("silence after the take fails", ("quorum away",), (arrival, "_without_nodes"), lets_it_fail),
     Mutant(
         "what has begun is dropped",
         ("workers die", "workers stop"),
-        (worker.Arrival, "unfinished"),
+        (arrival.Message, "unfinished"),
         always(property(lambda message: False)),
     ),
     Mutant(
         "claims last as long as slots",
         ("callers die",),
-        (slots, "CLAIM"),
+        (driver, "CLAIM"),
         always(3600.0),
-        also=((slots, "state_of", counts_as_queued),),
+        also=((slot, "state_of", counts_as_queued),),
     ),
     Mutant(
         "what ends before its body keeps its slot",
         ("cut short",),
         (request, "discard"),
-        returns(None),
+        decides(None),
+        also=((ending, "discard", decides(None)),),
     ),
     Mutant(
         "late claims are granted",
         ("far nodes", "far nodes, one silent"),
         (decisions, "SUPERSEDED"),
         always(0.0),
-        also=((slots, "SUPERSEDED", always(0.0)),),
+        also=((driver, "SUPERSEDED", always(0.0)),),
     ),
-    Mutant("no turn for callers", ("rerun burst", "replace burst"), (pending, "turn"), always(no_turn)),
+    Mutant("no turn for callers", ("rerun burst", "replace burst"), (driver, "turn"), always(no_turn)),
     Mutant(
         "an id for each caller",
         ("rerun burst",),
-        (pending.TrailingCall, "_take_over_pending"),
+        (call, "_take_over"),
         with_record(lambda call, record: record._replace(task_id=call.ticket.task_id)),
     ),
     Mutant(
         "no numbers",
         ("rerun freed", "node away"),
-        (pending.TrailingCall, "_take_over_pending"),
+        (call, "_take_over"),
         with_record(lambda call, record: record._replace(number=0)),
     ),
-    Mutant("the record stays", ("rerun burst",), (pending.PendingMessage, "begin"), forgets_the_record),
-    Mutant("no note of what began", ("rerun crowd", "debounce"), (pending.PendingMessage, "begin"), forgets_the_note),
-    Mutant("the record is not looked at", ("replace waiting",), (pending.TrailingCall, "_look"), sees_nothing),
+    Mutant("the record stays", ("rerun burst",), (arrival, "begin"), forgets_the_record),
+    Mutant("no note of what began", ("rerun crowd", "debounce"), (arrival, "begin"), forgets_the_note),
+    Mutant("the record is not looked at", ("replace waiting",), (call, "_look"), sees_nothing),
     Mutant(
         "older messages run",
         ("rerun crowd", "replace waiting"),
@@ -216,7 +244,7 @@ MUTANTS = (
         returns(False),
     ),
     Mutant("every message is older", ("rerun",), (pending.PendingMessage, "is_superseded"), returns(True)),
-    Mutant("a copy runs beside the run", ("redelivered",), (slots.Ticket, "take_running"), shared_token),
+    Mutant("a copy runs beside the run", ("redelivered",), (Nodes, "take"), shared_token),
     Mutant(
         "copies of what began run",
         ("redelivered",),
@@ -226,37 +254,39 @@ MUTANTS = (
     Mutant(
         "single nodes are no evidence", ("nodes come and go",), (pending.PendingMessage, "is_superseded"), quorums_only
     ),
-    Mutant("slots stay", ("once",), (Execution, "end"), returns(None)),
-    Mutant("pending calls are skipped", ("rerun",), (worker.Arrival, "_wait"), not_waiting),
-    Mutant("wrong answers", ("rerun",), (pending.TrailingCall, "_joined"), accepted),
+    Mutant("slots stay", ("once",), (task, "end"), decides(None)),
+    Mutant("pending calls are skipped", ("rerun",), (arrival, "_wait"), not_waiting),
+    Mutant("wrong answers", ("rerun",), (SingletonResult, "about"), accepted),
     Mutant(
         "newer arguments are not taken over",
         ("rerun burst",),
-        (pending.TrailingCall, "_has_these_arguments"),
-        lambda right: lambda call, record: bool(record.record),
+        (call, "_has_these_arguments"),
+        any_arguments,
     ),
     Mutant("messages give way to other ids", ("rerun freed",), (pending.PendingMessage, "is_superseded"), any_id),
     Mutant(
         "an older message expires its call",
         ("expiring",),
-        (request.SingletonRequest, "_is_superseded"),
-        returns(False),
+        (request, "expire"),
+        expires_anyway,
     ),
-    Mutant("a run that may be dead is left alone", ("dropped",), (worker.Arrival, "_watch"), always(raises_ignore)),
-    Mutant("no note of what gave up", ("waits briefly",), (worker, "discard"), frees_only),
+    Mutant(
+        "a run that may be dead is left alone", ("dropped",), (arrival, "_watch"), decides(arrival.Leave("It runs."))
+    ),
+    Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
     Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
-    Mutant("messages of revoked calls run", ("debounce revoked",), (pending, "discard_seen"), frees_what_it_sees),
-    Mutant("revoked calls are joined", ("revoked",), (pending.TrailingCall, "is_over"), returns(False)),
+    Mutant("messages of revoked calls run", ("debounce revoked",), (call, "discard_seen"), frees_what_it_sees),
+    Mutant("revoked calls are joined", ("revoked",), (call, "_is_over"), decides(False)),
     Mutant(
         "hold_for does not hold",
         ("rerun held",),
-        (worker.Arrival, "_take_begun"),
-        returns((None, None)),
+        (arrival, "_take_begun"),
+        decides(None),
     ),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),
-        (pending.TrailingCall, "_take_over_pending"),
+        (call, "_take_over"),
         runs_as_well,
     ),
 )

@@ -10,7 +10,8 @@ from celery import states
 
 from django_redlock.celery import SingletonOptions
 from django_redlock.exceptions import RedlockError
-from django_redlock.singleton.slots import free, peek
+from django_redlock.singleton.driver import Nodes, free
+from django_redlock.singleton.questions import Look
 
 from . import oracles
 from .celery_parts import Answer, Broker, RecordingTask, Revoked, make, results, work
@@ -226,7 +227,7 @@ def make_trouble(
         node.down = False
 
     def free_pending() -> None:
-        record = peek("default", NEXT.format(profile.name))
+        (record,) = Nodes("default", profile.name).look(Look((NEXT.format(profile.name),)))
         if record.value:
             world.note("an operator frees the pending call")
             free("default", NEXT.format(profile.name), record.secret)

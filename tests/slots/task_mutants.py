@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from django_redlock.singleton import slots
-from django_redlock.singleton.slots import SlotState
+from django_redlock.singleton import arrival, call
+from django_redlock.singleton.questions import Look, Result, ResultState, ShowLife, StoredHere
+from django_redlock.singleton.slot import FREE, SlotState
 from django_redlock.tasks import enqueue, reaper
 from django_redlock.tasks.run import Run
 from tests.simulation.mutation import Mutant, always, returns
@@ -18,9 +19,13 @@ def at_once(action: Any, row: Any) -> None:
 
 def waits_for_it(right: Any) -> Any:
     """Take the slot over from the row itself only, and wait until another row that waits has had it."""
-    return lambda run, place, wait: right(
-        run, place if place.holder.task_id in (None, run.ticket.task_id) else slots.FREE, wait
-    )
+
+    def waiting_rows(row: Any, begun: bool = False) -> Any:
+        found = yield from right(row, begun)
+        mine = (None, row.ticket.task_id)
+        return found and {name: seen if seen.holder.task_id in mine else FREE for name, seen in found.items()}
+
+    return waiting_rows
 
 
 def frees_first(right: Any) -> Any:
@@ -34,26 +39,33 @@ def frees_first(right: Any) -> Any:
 def believes_this_thread(right: Any) -> Any:
     """Take a row that this transaction has stored for one that is still there."""
 
-    def stored_here(call: Any, holder: Any) -> Any:
-        stored = enqueue._here.stored.get((call.ticket.using, call.ticket.waiting))
-        seen = slots.peek(call.ticket.using, call.ticket.waiting)
-        if stored is None or seen.secret != stored.secret:
-            return holder
-        return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
+    def claim_or_own(given: Any, holder: Any, row: Any) -> Any:
+        (seen,) = yield Look((given.ticket.waiting,))
+        task_id = yield StoredHere(seen.secret)
+        if not task_id:
+            return holder, row
+        return replace(holder, task_id=task_id, state=SlotState.QUEUED), Result(ResultState.WAITS)
 
-    return stored_here
+    return claim_or_own
+
+
+def shows_nothing(run: Any, question: Any = None) -> None:
+    """Do not show that a process has the row."""
 
 
 TASK_MUTANTS = (
     Mutant("the slot names a row before its commit", HAUNTS, (enqueue, "after_commit"), always(at_once)),
-    Mutant("rows wait for rows that wait", HAUNTS, (Run, "_take"), waits_for_it),
+    Mutant("rows wait for rows that wait", HAUNTS, (arrival, "_waiting_rows"), waits_for_it),
     Mutant(
         "rows of processes that wait are put back",
         HAUNTS,
-        (reaper, "life_name"),
-        always("nobody:{}".format),
-        also=((reaper, "is_held", returns(False)),),  # which sees the same lock
+        (Run, "show_life"),
+        always(shows_nothing),
+        also=(
+            (Run, "answers", lambda right: right | {ShowLife: shows_nothing}),
+            (reaper, "is_held", returns(False)),
+        ),
     ),
     Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
-    Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.RowCall, "_stored_here"), believes_this_thread),
+    Mutant("rows that were rolled back are joined", HAUNTS, (call, "_claim_or_own"), believes_this_thread),
 )

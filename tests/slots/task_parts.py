@@ -356,7 +356,7 @@ def sync(key: int, value: Any) -> Any:
     machine = world.machine
     assert machine
     row, run = here.rows[machine.name], running(here.task.func.singleton_function)
-    body = Body(row.id, key, machine, world.now, run.lease if run else None)
+    body = Body(row.id, key, machine, world.now, run.row.slot if run else None)
     world.note(f"begins {row.id} with {value}")
     if run is None or run.ticket.task_id != row.id:
         here.objections.append(f"{row.id} ran as {run and run.ticket.task_id}")

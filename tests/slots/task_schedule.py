@@ -14,7 +14,7 @@ from django.db import transaction
 from django_redlock.core.names import secret_of
 from django_redlock.exceptions import RedlockError
 from django_redlock.singleton.options import SingletonOptions
-from django_redlock.singleton.slots import CLAIM
+from django_redlock.singleton.slot import CLAIM
 from django_redlock.tasks.reaper import REPEATS
 
 from .celery_parts import Answer

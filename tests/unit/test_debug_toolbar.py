@@ -11,7 +11,9 @@ from django.test import Client
 pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, lock_for_update, locks
-from django_redlock.singleton.slots import Ticket
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Claim
+from django_redlock.singleton.ticket import Ticket
 from tests.shop.helpers import during
 from tests.shop.models import Order
 
@@ -47,7 +49,7 @@ def test_locks_of_a_request_are_shown(client):
         locks["default"].release(lease.names, lease.secret)
         with lock("gone", wait=0), lock("busy", label="the other <b>"):
             lease.extend()
-            Ticket("task:sync", "default", "id", "a" * 32).claim(60.0, "shop.sync")
+            Nodes("default", "shop.sync").claim(Claim(Ticket("task:sync", "default", "id", "a" * 32), 60.0))
             for name in ("busy", "task:sync"):
                 with suppress(LockTakenError):
                     lock(name, wait=0).acquire()

@@ -13,7 +13,7 @@ from ...exceptions import printable
 from ...inventory import LockReport, Snapshot, View, stale_keys
 from ...inventory.model import described, duration
 from ...singleton.handle import explain_call
-from ...singleton.slots import SlotState
+from ...singleton.slot import SlotState
 from ..output import (
     MISUSED,
     NO_QUORUM,

@@ -7,7 +7,10 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerLostError
 
 from django_redlock import locks
-from django_redlock.singleton.slots import HEADER, RUN_HEADER, Ticket
+from django_redlock.celery.dispatch import HEADER, RUN_HEADER
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Take
+from django_redlock.singleton.ticket import Ticket
 from tests.shop.helpers import is_free
 
 NAME = "task:shop.sync:shop_id=7"
@@ -51,7 +54,12 @@ def begin(request: Any) -> None:
     """Take the slot as the child does that runs the message."""
     ticket = Ticket.unpack(request.request_dict[HEADER], request.id)
     assert ticket
-    ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
+    take_slot(ticket, request.request_dict[RUN_HEADER])
+
+
+def take_slot(ticket: Ticket, secret: str = "") -> Any:
+    """Take the slot for a run of a message, as another process does; returns the lease."""
+    return Nodes(ticket.using, "shop.sync", {"ttl": 30.0, "max_hold": None}).take(Take(ticket, secret))
 
 
 def set_down(nodes: Any, down: bool = True) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from django_redlock import QuorumUnavailableError, locks
-from django_redlock.celery.pending import PendingMessage
 from django_redlock.core.names import Owner, encode
 from django_redlock.core.protocol import Failure, Release
 from django_redlock.engine.manager import fresh_secret
 from django_redlock.nodes.base import LinkError
-from django_redlock.singleton.slots import Record, Seen
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.pending import begin, look_up
+from django_redlock.singleton.slot import Record, Seen
 from tests.managers import wait_until
 
 from .slots import NAME, die, names, ticket_in
@@ -176,7 +177,7 @@ def test_error_about_a_record_says_what_each_node_has(make, worker, memory_nodes
     """A record that cannot be freed when its message begins, or stays split when another call comes, is an error."""
     task = make(on_duplicate="replace", on_unavailable={"enqueue": "raise"})
     call = task.delay(7, "first")
-    message = PendingMessage.look_up(ticket_in(worker.headers[0]), task)
+    nodes, ticket = Nodes("default", task.name), ticket_in(worker.headers[0])
 
     def execute(request, *mark, execute):
         if isinstance(request, Release):
@@ -187,7 +188,7 @@ def test_error_about_a_record_says_what_each_node_has(make, worker, memory_nodes
         monkeypatch.setattr(node, "execute", partial(execute, execute=node.execute))
 
     with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
-        message.begin()
+        nodes.run(begin(nodes.run(look_up(ticket)), task.singleton_options))
     still = f"queued as task {call.id}"
     assert caught.value.nodes == {"a": "free", "b": still, "c": still}
     memory_nodes[2].down = True

@@ -15,10 +15,9 @@ from django_redlock.inventory import find_lock
 from django_redlock.testing import Simulation
 from tests.managers import wait_until
 
-from .slots import NAME, names, put_back, ticket_in, tickets
+from .slots import NAME, names, put_back, take_slot, ticket_in, tickets
 
 SECRET = "a" * 32
-SHORT = {"ttl": 30.0, "max_hold": None}
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def serial(make, worker):
 @pytest.fixture
 def other(serial):
     """The run of another message, in another process."""
-    lease = serial.singleton_ticket("other", (7,), {}).take_running(SHORT, "shop.sync", "")
+    lease = take_slot(serial.singleton_ticket("other", (7,), {}))
     yield lease
     lease.release()
 

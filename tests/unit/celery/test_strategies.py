@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django_redlock import LockLostError, celery, locks
 from django_redlock.celery import DuplicateTask, dispatch, override_singleton, singleton_task
 
-from .slots import HEADER, NAME, names, set_down, ticket_in
+from .slots import HEADER, NAME, names, set_down, take_slot, ticket_in
 
 # rerun
 
@@ -355,7 +355,7 @@ def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, cap
         leases.append(self.singleton.lease)
         assert task.singleton.release(shop_id, since=None, force=True) == "released"
         ticket = task.singleton_ticket("second", (shop_id,), {})
-        others.append(ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", ""))
+        others.append(take_slot(ticket))
 
     task, process = make(body, **options), f"{socket.gethostname()}:{os.getpid()}"
     first = task.delay(7)

@@ -1,0 +1,882 @@
+"""
+What becomes of a message that a worker has got: it runs, ends without a run, or goes back into the queue (internal).
+
+:func:`arrive` decides that for a message of a broker, :func:`expire` whether one expires, :func:`enter` for a direct
+call, and :func:`occupy` for a row of Django's tasks, which nobody can put back. Read from :func:`arrive` downwards: the
+steps come in the order in which they are taken, and each returns a verdict, or None to go on.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple, cast
+
+from ..core.names import GOES_ON, NOTE
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
+from .ending import Execution, end, give_back, leave_queue
+from .options import Return, SingletonOptions
+from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
+from .questions import (
+    Free,
+    InTurn,
+    Kept,
+    LastLength,
+    Look,
+    NoteLength,
+    Now,
+    Pause,
+    Put,
+    Refused,
+    Report,
+    Result,
+    ResultState,
+    Send,
+    ShowLife,
+    Slot,
+    Steps,
+    Store,
+    Stored,
+    Take,
+    Waits,
+)
+from .slot import FREE, DuplicateTask, Holder, Seen, SlotState
+from .ticket import BOTH, LIFETIME, RUNNING, Ticket
+
+# Seconds for which a message that waits for its slot is put back. Some brokers count whole seconds, and fail with 0.
+FIRST_WAIT, SPREAD, LONGEST_WAIT = 1.0, 3.0, 10.0
+PART = 4  # a message is put back for at most this part of the time that it has waited, unless that is very short
+SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
+PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
+LONG_KEPT = 60.0  # seconds after which it may well have done so: few brokers have a shorter visibility timeout
+RESULT_TRIES = 10  # how often a message is put back, for five minutes in all, before it runs without the result store
+REMEMBERED = 60.0  # seconds for which a note records that a message is done, if its stored result records it too
+ROW_WAIT = 30.0  # seconds after which a row that waits for its slot looks who has it
+ROW_PAUSE = 0.5  # seconds between two attempts of a row while the nodes do not answer, on average
+CONSEQUENCES = {
+    "wait": "is put back to wait for its slot",
+    "follow": "is put back to wait for the result of that task",
+    "drop": "is dropped",
+    "fail": "fails",
+    "return": "ends with a given value, without a run",
+}
+
+log = logging.getLogger("django_redlock")
+
+
+@dataclass(slots=True)
+class Message:
+    """
+    A message in a worker, and what it has so far.
+
+    Args:
+        ticket: The information about its slot; made from its arguments if it carried none.
+        rules: The options of its task.
+        carried: Whether it carried its ticket.
+        secret: The secret that the worker has drawn for the run; empty draws one.
+        retries: How often the task was retried before.
+        redelivered: Whether the broker says that it delivers the message again.
+        late: Whether it is acknowledged after its run, so that the broker delivers it again if the worker dies.
+        delayed: Whether it was to run at a later time.
+        inline: Whether it runs in the process of its caller: nothing can be put back, or wait.
+        stores: Whether its result is stored.
+        lifetime: For how long its slot lasts while it waits, in seconds.
+        kept: For how long the worker had it when it arrived here, in seconds.
+        luck: A number from 0 to 1, drawn for this message.
+        error: The class of the error about another holder.
+        slot: The slot of its run, once it has that.
+        refused: Whether another holder is known to have that slot.
+        began: Whether it belongs to a pending call, and a copy of it has begun a run.
+        is_back: Whether it has gone back to the broker.
+    """
+
+    ticket: Ticket
+    rules: SingletonOptions
+    carried: bool = True
+    secret: str = ""
+    retries: int = 0
+    redelivered: bool = False
+    late: bool = False
+    delayed: bool = False
+    inline: bool = False
+    stores: bool = True
+    lifetime: float = 0.0
+    kept: float = 0.0
+    luck: float = 0.5
+    error: type[DuplicateTask] = DuplicateTask
+    slot: Slot | None = None
+    refused: bool = False
+    began: bool = False
+    is_back: bool = False
+
+    @property
+    def id(self) -> str:
+        """The id of its task."""
+        return self.ticket.task_id
+
+    @property
+    def came_again(self) -> bool:
+        """Whether the broker has marked it as delivered again, now or before it was put back."""
+        return self.ticket.redelivered or self.redelivered
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is known that another delivery of it came before."""
+        return self.came_again or bool(self.ticket.watch)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
+        return (self.is_copy or self.retries > 0) and not self.inline
+
+    @property
+    def returns(self) -> bool:
+        """
+        Whether it returns to the broker if its process is stopped.
+
+        The slot then stays with the message, or returns to it, so that no other call is served before it.
+        """
+        return self.late and self.rules.redelivery != "drop" and not self.inline and bool(self.ticket.secret)
+
+    def run(self, in_queue: bool = False, since: float = 0.0) -> Execution:
+        """Return its run; *in_queue* if the message still holds the slot of a waiting message."""
+        ticket, note, remembered = self.ticket, "", REMEMBERED
+        # A delayed message may have waited for longer than the broker's visibility timeout, and so may one that the
+        # worker kept behind other runs.
+        waited = (self.delayed and not ticket.tries) or (self.kept > LONG_KEPT and not self.stores)
+        if ticket.name and not self.inline and (self.late or waited or self.is_copy):
+            note = ticket.done(self.retries)
+            remembered = REMEMBERED if self.stores else max(REMEMBERED, self.rules.queue_ttl)
+        about: Any = {"seen": self.stores, "inline": self.inline, "note": note, "remembered": remembered}
+        about["returns"] = self.returns
+        return Execution(ticket, self.rules, self.slot, since, in_queue, **about)
+
+
+# The verdicts
+
+
+class Run(NamedTuple):
+    """Its body runs."""
+
+    execution: Execution
+
+
+class Answer(NamedTuple):
+    """It ends with this value, without a run."""
+
+    value: Any
+
+
+class Fail(NamedTuple):
+    """It fails with this error, without a run."""
+
+    error: BaseException
+
+
+class Revoke(NamedTuple):
+    """It ends as revoked, without a run, for this reason; *holder* has its slot, if that is the reason."""
+
+    reason: str
+    holder: Holder | None = None
+
+
+class PutBack(NamedTuple):
+    """
+    It is back in the queue.
+
+    Args:
+        reason: Why, for people.
+        pause: Seconds until it is delivered.
+        unanswered: The error of the nodes, if the task is to show that it is tried again.
+        unsent: The error of the broker that did not accept it, and so has to deliver this same message again.
+    """
+
+    reason: str
+    pause: float
+    unanswered: Exception | None = None
+    unsent: Exception | None = None
+
+
+class Leave(NamedTuple):
+    """
+    It ends without a word: its outcome is stored, or is that of another message.
+
+    Args:
+        reason: Why, for people.
+        newer: Whether another message of the same call has newer arguments.
+    """
+
+    reason: str
+    newer: bool = False
+
+
+Verdict = Run | Answer | Fail | Revoke | PutBack | Leave
+
+
+def arrive(message: Message) -> Steps[Verdict]:
+    """Decide what becomes of a message of a broker; when this returns, it has its slot, is back, or has none."""
+    if not message.ticket.name:  # it was sent to run without a slot
+        return Run(message.run())
+    verdict = yield from _decide(message)
+    if isinstance(verdict, Leave) and verdict.newer:  # nothing is to be noted, and no turn is needed
+        yield Free(message.ticket.waiting, message.ticket.secret)
+    elif not isinstance(verdict, (Run, PutBack)):
+        yield from _leave_nothing(message)
+    return verdict
+
+
+def _decide(message: Message) -> Steps[Verdict]:
+    was_pending = message.ticket.trailing
+    try:
+        verdict = (yield from _look_at_notes(message)) or (
+            yield from (_take_pending(message) if was_pending else _take(message))
+        )
+    except QuorumUnavailableError as error:
+        return (yield from _without_nodes(message, error))
+    if verdict:
+        return verdict
+    try:
+        verdict = yield from _look_once_more(message, was_pending)
+    except (QuorumUnavailableError, LockLostError) as error:
+        return (yield from _without_nodes(message, error, taken=True))
+    if verdict:
+        yield from end(message.run(), hold=False)
+        message.slot = None
+        return verdict
+    yield from _stop_watching(message)
+    return Run(message.run(since=(yield Now())))
+
+
+def interrupted(message: Message, stopped: bool) -> Steps[None]:
+    """
+    Leave nothing behind of a message whose process is ended, or fails, before its body could begin.
+
+    Args:
+        message: The message.
+        stopped: Whether the process is stopped, so that the message may return to the broker.
+    """
+    if message.slot:
+        yield from end(message.run(), hold=False, stopped=stopped)
+    if not (stopped and message.returns) and not message.is_back:
+        yield from _leave_nothing(message)
+
+
+def _leave_nothing(message: Message) -> Steps[None]:
+    yield from discard(message.ticket, message.rules)
+    yield from _stop_watching(message)
+
+
+# 1. Was it answered meanwhile, or must it not run a second time?
+
+
+def _look_at_notes(message: Message) -> Steps[Verdict | None]:
+    ticket = message.ticket
+    verdict = None
+    if not ticket.trailing:  # else messages with newer arguments have the same id, so it is asked in their turn
+        # Before it takes the slot. Otherwise two copies could wait for each other for ever.
+        verdict = yield from _leave_if_done(message)
+    if not verdict and ticket.joined and not message.unfinished:
+        verdict = yield from _follow(message, (yield Stored(ticket.joined)))
+    if verdict:
+        return verdict
+    if message.rules.redelivery == "drop" and message.is_copy:
+        (begun,) = yield Look((ticket.begins(message.retries),))
+        if begun.value:
+            return (yield from _drop(message))
+    return None
+
+
+def _leave_if_done(message: Message, kept: bool = False) -> Steps[Verdict | None]:
+    """End a copy of a message whose work is done; one that its worker has *kept* may be such a copy, too."""
+    ticket, copy = message.ticket, message.is_copy
+    done = Leave(f"{message.id} was delivered a second time, and is already done.")
+    if not (copy or ticket.tries or kept) or message.inline:
+        return None
+    (note,) = yield Look((ticket.done(message.retries),))
+    owner = note.owner
+    if not message.stores or (owner and owner.state == GOES_ON):
+        return done if owner else None
+    # The store knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
+    if not (owner or copy or (kept and ticket.secret)):
+        return None
+    stored: Result = yield Stored(message.id)
+    if stored.state is ResultState.SILENT:
+        if owner:
+            return (yield from _await_result(message))
+        # Nothing suggests that a message is done that is no copy: a worker that runs a copy leaves a note.
+        return (yield from _without_results(message, stored.value)) if copy else None
+    if owner and stored.state.known and not stored.state.done:
+        return (yield from _await_result(message))
+    return done if stored.state.done or (owner and not stored.state.known) else None
+
+
+def _await_result(message: Message) -> Steps[Verdict]:
+    """
+    Put the message back, because the work is done but its result is not stored yet.
+
+    The worker is about to store the result, or died first. If it died, the note has expired when the message comes
+    back, and the work is repeated.
+    """
+    pause = message.rules.lease
+    reason = f"{message.id} is done, but its result is not stored; it is checked again in {pause:.1f} s."
+    return (yield from _put_back(message, message.ticket, pause, reason))
+
+
+def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
+    """End a message that waited for the result of another task as that one has ended."""
+    if other.state is ResultState.SILENT:
+        return (yield from _without_results(message, other.value))
+    if other.state is ResultState.SUCCESS:
+        return (yield from _told(message, Answer(other.value)))
+    if other.state.final:
+        return (yield from _told(message, Fail(other.value)))
+    return None
+
+
+def _drop(message: Message) -> Steps[Verdict]:
+    """End a message that was delivered a second time and must not run again, once no run of it can be alive."""
+    if holder := (yield from _live_run(message.ticket)):
+        return (yield from _watch(message, holder))
+    return (yield from _end_without_a_run(message))
+
+
+def _live_run(ticket: Ticket) -> Steps[Holder | None]:
+    """Return the run of this same message that has the slot; None if another message has it, or none."""
+    if not ticket.running:
+        return None
+    (seen,) = yield Look((ticket.running,))
+    mine = seen.holder.task_id == ticket.task_id and seen.holder.state is SlotState.RUNNING
+    return seen.holder if mine else None
+
+
+def _end_without_a_run(message: Message) -> Steps[Verdict]:
+    """Revoke the task if no run has stored a result."""
+    reason = f"Task {printable(message.id)} was delivered a second time, and is dropped."
+    stored: Result = yield Stored(message.id)
+    if stored.state is ResultState.SILENT:
+        return (yield from _put_off(message, stored.value))
+    if not stored.state.final:
+        log.info("%s", reason)
+        with suppress(NotImplementedError):  # nobody can store it
+            return (yield from _told(message, Revoke(reason)))
+    return Leave(reason)
+
+
+# 2. It takes its slot
+
+
+def _take(message: Message) -> Steps[Verdict | None]:
+    """Take the slot, if runs have one; if another task has it, end the message or put it back."""
+    ticket, rules = message.ticket, message.rules
+    if not ticket.running:
+        if not ticket.secret and not message.unfinished:  # else it continues even if another call is waiting
+            for waiting in (yield Look(tuple(ticket.places(rules.trails)))):
+                if waiting.value:
+                    return (yield from _give_way(message, waiting.holder))
+        return None
+    taken = yield from _take_running(message, ticket)
+    if not taken:
+        return None
+    holder, message.refused = _holder(message, taken), True
+    if not message.carried and ticket.waiting:  # the slot that waits may be its own
+        (seen,) = yield Look((ticket.waiting,))
+        if seen.holder.waits_as(message.id):
+            message.ticket = ticket = replace(ticket, secret=seen.secret)
+            if not (yield from _take_running(message, ticket)):
+                return None
+    if (yield from _is_worth_waiting(message, holder)):
+        if not (yield from _take_running(message, ticket, SOON)):
+            return None
+        yield NoteLength(SOON)
+    return (yield from _give_way(message, holder))
+
+
+def _take_running(message: Message, ticket: Ticket, wait: float = 0.0) -> Steps[LockTakenError | None]:
+    """
+    Take the slot for the run; return the error that names the holder if it is taken.
+
+    Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps nobody
+    from running: the entries of that slot are freed. If that message still comes, it runs as well.
+    """
+    take = Take(ticket, message.secret, message.inline, wait)
+    try:
+        try:
+            message.slot = yield take
+        except QuorumUnavailableError:
+            (seen,) = yield Look((ticket.running,))
+            if not seen.split or not all(remains.holder.waits for remains in seen.split):
+                raise
+            for remains in seen.split:
+                yield Free(ticket.running, remains.secret)
+            message.slot = yield take
+    except LockTakenError as taken:
+        return taken
+    return None
+
+
+def _holder(message: Message, taken: LockTakenError) -> Holder:
+    """
+    Return the holder in the way.
+
+    While a slot changes hands, the nodes name several. A message that waits in any case need not know for whom.
+
+    Raises:
+        QuorumUnavailableError: It depends on the holder what happens, and the nodes do not agree on one.
+    """
+    overlap = message.rules.overlap_of(message.ticket.scope)
+    waits = message.ticket.trailing or message.unfinished or overlap == "wait"
+    if waits and not taken.agreed and not message.inline:
+        return Holder(None, SlotState.CLAIMED, taken.retry_after)
+    return Holder.of(taken)
+
+
+def _is_worth_waiting(message: Message, holder: Holder) -> Steps[bool]:
+    """
+    Return whether to wait in this process for the end of another task's run.
+
+    That is so if runs come one after the other, and are short. One process waits for a slot, so that the next run
+    follows at once, and the others go on with other messages. A message that was put back before waits behind others,
+    so that it is not put back often.
+    """
+    ticket, rules = message.ticket, message.rules
+    serial = ticket.scope in (RUNNING, BOTH) and not rules.trails and rules.overlap_of(ticket.scope) == "wait"
+    if not serial or holder.state is SlotState.HELD or holder.task_id == message.id or message.inline:
+        return False
+    length = yield LastLength()
+    if length is not None and length > SHORT:
+        return False
+    if ticket.tries:
+        return True
+    return length is not None and not (yield Waits(ticket.running))
+
+
+# ... or the slot of its pending call, which newer messages may have taken over
+
+
+def _take_pending(message: Message) -> Steps[Verdict | None]:
+    """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
+    # Most older messages end here, without waiting for nodes that are away.
+    if (yield from look_up(message.ticket)).is_superseded():
+        return _superseded(message)
+    found = yield InTurn(message.ticket, _begin(message), LONGEST_LINE)
+    if not isinstance(found, Holder):
+        return found  # type: ignore[no-any-return]
+    if not message.began and found.task_id == message.id:  # a run with older arguments, not a copy of this one
+        found = Holder(None, found.state, found.retry_after)
+    return (yield from _give_way(message, found))
+
+
+def _begin(message: Message) -> Steps[Verdict | Holder | None]:
+    """Begin the run of a pending call in the turn of its key; return None, or a verdict, or the holder before it."""
+    pending = yield from look_up(message.ticket)
+    if pending.is_superseded():
+        return _superseded(message)
+    if pending.has_begun():
+        # It is a copy, though the broker may not have marked it: another worker ran it, or discarded it without a run.
+        message.began, message.ticket = True, replace(message.ticket, redelivered=True)
+        if verdict := (yield from _leave_if_done(message, kept=True)):
+            return verdict
+        if message.rules.redelivery == "drop":
+            return (yield from _drop(message))
+    if holder := (yield from _take_begun(message)):
+        message.refused = True
+        if not message.began:
+            yield from keep(pending, message.lifetime)
+        return holder
+    try:
+        yield from begin(pending, message.rules)  # from here on, no later call takes it over
+    except (LockTakenError, QuorumUnavailableError):
+        yield from end(message.run(), hold=False)
+        message.slot = None
+        raise
+    message.ticket = message.ticket.begun
+    if not message.ticket.running and message.rules.hold_for:
+        yield from leave_queue(message.ticket, message.rules)  # so that its slot is held before the turn ends
+    return None
+
+
+def _superseded(message: Message) -> Leave:
+    return Leave(f"Another message of {message.id} has newer arguments.", newer=True)
+
+
+def _take_begun(message: Message) -> Steps[Holder | None]:
+    """Take the slot of the run of a pending call, if runs have one; return the holder that comes first."""
+    ticket = message.ticket.begun
+    if ticket.queue != ticket.running and not message.began:
+        (first,) = yield Look((ticket.queue,))  # a retry, a call that has links, or a run that is over but held
+        if first.value:
+            return cast(Holder, first.holder)
+    if not ticket.running:
+        return None
+    if not message.began:
+        # Nobody can have left the slot of a run to this message yet. If it named its secret all the same, a node that
+        # does not know of the present run would grant the slot in place of that secret, and remember it as replaced.
+        # Then it would refuse the record, which has the same secret, and an older message would run.
+        ticket = ticket.without_slot
+    taken = yield from _take_running(message, ticket)
+    return _holder(message, taken) if taken else None
+
+
+# 3. Another task has the slot
+
+
+def _give_way(message: Message, holder: Holder) -> Steps[Verdict]:
+    """
+    End the message or put it back into the queue, because *holder* has its slot.
+
+    A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller was
+    promised the run, and only the death of a process kept that from its end.
+    """
+    if holder.task_id == message.id and not message.inline:
+        return (yield from _watch(message, holder))
+    # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
+    ticket = message.ticket
+    waits = ticket.trailing or message.unfinished or holder.state is SlotState.CLAIMED
+    how = "wait" if waits else message.rules.overlap_of(ticket.scope)
+    if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
+        strategy = str(how)
+        what = CONSEQUENCES["drop" if message.inline and strategy in ("wait", "follow") else strategy]
+        yield Report(holder, strategy, f"task {ticket.task_id} {what}")
+    if how == "fail":
+        return (yield from _told(message, Fail(holder.error(message.error, ticket.name))))
+    if isinstance(how, Return):
+        return (yield from _told(message, Answer(how.value)))
+    if how in ("wait", "follow") and not message.inline:
+        return (yield from _wait(message, holder, follow=how == "follow"))
+    return (yield from _told(message, Revoke(f"Skipped: {printable(ticket.name)} is {holder}.", holder)))
+
+
+def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict]:
+    """Put the message back into the queue until the holder is done; this uses up no retry."""
+    ticket = message.ticket
+    if follow and holder.task_id and message.stores:
+        ticket = replace(ticket, joined=ticket.joined or holder.task_id)
+        other: Result = yield Stored(ticket.joined)
+        if other.state.final and (verdict := (yield from _follow(message, other))):
+            return verdict
+    # At random: otherwise the messages of a burst would come back together, and the slot be free in between.
+    longest = min(max(SPREAD, ticket.waited / PART), LONGEST_WAIT)
+    pause = FIRST_WAIT + (longest - FIRST_WAIT) * message.luck
+    limit = None if message.unfinished or holder.state is SlotState.CLAIMED else message.rules.wait_for
+    if limit is not None:
+        left = limit - ticket.waited
+        pause = min(pause, max(left, FIRST_WAIT))
+        if left <= 0:
+            reason = f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s."
+            log.info("task %s is dropped. %s", printable(ticket.task_id), reason)
+            return (yield from _told(message, Revoke(reason, holder)))
+    reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
+    return (yield from _put_back(message, replace(ticket, waited=ticket.waited + pause), pause, reason))
+
+
+def _watch(message: Message, holder: Holder) -> Steps[Verdict]:
+    """
+    Put the message back, because the holder is a run of this same message, which the broker has delivered twice.
+
+    The run may be alive or dead; only the end of its lease will show that. If this copy were dropped and the run died,
+    the message would be lost, because some brokers take both copies for one. One waiting copy is enough.
+    """
+    ticket, lease = message.ticket, message.rules.lease
+    pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
+    try:
+        about: Any = {"ref": message.id, "adopt": ticket.watch}
+        secret = yield Put(ticket.watching, pause + message.rules.queue_ttl, NOTE, **about)
+    except LockTakenError:
+        return Leave(f"{message.id} was delivered again; another copy is already waiting.")
+    reason = f"{message.id} was delivered a second time; it is checked again in {pause:.1f} s."
+    verdict = yield from _put_back(message, replace(ticket, watch=secret), pause, reason)
+    if isinstance(verdict, PutBack) and not verdict.unsent:
+        return verdict
+    yield Free(ticket.watching, secret)
+    error = verdict.unsent if isinstance(verdict, PutBack) else verdict.error
+    log.warning("a copy of task %s could not be put back: %s", printable(message.id), error)
+    # Not a failure, which would be stored as the result of the live run.
+    return verdict if isinstance(verdict, PutBack) else Leave(f"A copy of {message.id} could not be put back.")
+
+
+def _stop_watching(message: Message) -> Steps[None]:
+    """Let other copies watch a run of this message."""
+    if message.ticket.watch:
+        yield Free(message.ticket.watching, message.ticket.watch)
+
+
+# 4. It has the slot. Has anything changed since the first questions?
+
+
+def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None]:
+    """
+    Ask once more whether it is done, now that no other run can begin.
+
+    Raises:
+        LockLostError: The questions took longer than the lease.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    if message.began or not was_pending:
+        kept = yield Kept()
+        if verdict := (yield from _leave_if_done(message, kept=kept is None or kept > PREFETCHED)):
+            return verdict
+        if verdict := (yield from _leave_if_begun(message)):
+            return verdict
+    if message.slot:
+        message.slot.ensure()
+    if not was_pending:
+        yield from leave_queue(message.ticket, message.rules)
+    return None
+
+
+def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
+    """Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before."""
+    if message.rules.redelivery != "drop" or message.inline:
+        return None
+    try:
+        ttl = max(LONGEST_PAUSE, message.rules.queue_ttl)
+        yield Put(message.ticket.begins(message.retries), ttl, NOTE, ref=message.id)
+    except LockTakenError:  # this message has the slot now, so no other run of it is alive
+        return (yield from _end_without_a_run(message))
+    return None
+
+
+# 5. Something does not answer
+
+
+def _without_nodes(
+    message: Message, error: QuorumUnavailableError | LockLostError, taken: bool = False
+) -> Steps[Verdict]:
+    """
+    Do what ``on_unavailable`` says for a run, because the nodes do not answer.
+
+    Args:
+        message: The message.
+        error: Their error.
+        taken: Whether the message has got its slot, and they have not answered since.
+    """
+    ticket, how = message.ticket, message.rules.without_nodes("run")
+    if taken and how == "run" and isinstance(error, QuorumUnavailableError):
+        log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
+        yield from leave_queue(ticket, message.rules)
+        yield from _stop_watching(message)
+        return Run(message.run(since=(yield Now())))
+    claim = None
+    if taken:
+        run = message.run()
+        claim = (yield from give_back(run)) if how == "retry" else None
+        yield from end(run, hold=False)
+        message.slot = None
+    if how != "retry" and ticket.trailing and (yield Stored(message.id)).state.final:
+        return Leave(f"{message.id} has a result, and this message may be an older one.")
+    if how == "run" and not message.refused and not taken:
+        log.warning("%s runs without a slot: %s", printable(ticket.name), error)
+        return Run(message.run(in_queue=True, since=(yield Now())))
+    if how == "fail" or message.inline:
+        return Fail(error)
+    # This uses up no retry: without an answer from the nodes, the body must not run.
+    shown = None if ticket.trailing else error  # it would overwrite the result of another message of the call
+    reason = f"The lock nodes do not answer: {error}"
+    return (yield from _put_back(message, ticket, pause_after(error, ticket.tries), reason, claim, shown))
+
+
+def _without_results(message: Message, error: Exception) -> Steps[Verdict | None]:
+    """
+    Put the message back, because the result store would have to say whether it is to run.
+
+    It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs the
+    result store.
+    """
+    if message.rules.without_nodes("run") != "run" and message.ticket.tries < RESULT_TRIES:
+        return (yield from _put_off(message, error))
+    log.warning("task %s runs, though the result backend does not answer: %s", printable(message.id), error)
+    return None
+
+
+def _told(message: Message, verdict: Answer | Fail | Revoke) -> Steps[Verdict]:
+    """
+    Have the outcome of a message stored that ends without a run; put the message back if it is not stored.
+
+    Otherwise everybody would wait for ever who has its id: callers, and what comes after it. So everything is decided
+    anew when it arrives again.
+    """
+    error = yield Store(verdict)
+    return (yield from _put_off(message, error)) if error else verdict
+
+
+def _put_off(message: Message, error: Exception) -> Steps[Verdict]:
+    """Put the message back until the result store answers again."""
+    pause = pause_after(error, message.ticket.tries)
+    what = f"{type(error).__name__}: {error}"
+    reason = f"The result backend does not answer: {what}; the message is tried again in {pause:.1f} s."
+    return (yield from _put_back(message, message.ticket, pause, reason))
+
+
+def _put_back(
+    message: Message, ticket: Ticket, pause: float, reason: str, claim: Any = None, unanswered: Exception | None = None
+) -> Steps[PutBack | Fail]:
+    """Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one."""
+    again = replace(ticket, tries=ticket.tries + 1, redelivered=message.came_again)
+    refused: Refused | None = yield Send(again, claim, pause)
+    if refused and (refused.for_good or message.inline or not message.late):
+        return Fail(refused.error)
+    message.is_back = True
+    return PutBack(reason, pause, unanswered, refused.error if refused else None)
+
+
+def pause_after(error: Exception, tries: int) -> float:
+    """Return the pause, in seconds, of a message that cannot be run because a part that it needs does not answer."""
+    if isinstance(error, QuorumUnavailableError) and error.retry_after is not None:
+        # A little longer, so that the nodes vote again when the message arrives.
+        return min(LONGEST_PAUSE, error.retry_after + 0.5)
+    return min(LONGEST_PAUSE, FIRST_WAIT * 2.0 ** min(tries, 32))
+
+
+# Messages that expire, and calls without a message
+
+
+def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
+    """
+    Return whether a message whose time has passed expires, which ends its task: not if that lives on elsewhere.
+
+    The newer messages of a pending call have the same id, and so does the run of a message that is delivered again.
+    Without nodes, one that waits for them is put back when it arrives, and expires later.
+    """
+    if ticket.trailing:
+        yield from discard(ticket, rules)  # first, so that a caller can no longer take the call over unnoticed
+    try:
+        if ticket.trailing and (yield from look_up(ticket)).is_superseded():
+            return False
+        return (yield from _live_run(ticket)) is None
+    except QuorumUnavailableError:
+        return rules.without_nodes("run") != "retry"
+
+
+def enter(message: Message) -> Steps[Run | Fail]:
+    """Take the slot for a direct call, which runs or fails at once."""
+    try:
+        message.slot = yield Take(message.ticket, inline=True)
+    except LockTakenError as taken:
+        return Fail(Holder.of(taken).error(message.error, message.ticket.name))
+    except QuorumUnavailableError as error:
+        if message.rules.without_nodes("run") != "run":
+            return Fail(error)
+        log.warning("%s runs without a slot: %s", printable(message.ticket.name), error)
+    return Run(message.run(since=(yield Now())))
+
+
+# Rows, which wait in their worker
+
+
+@dataclass(slots=True)
+class Row:
+    """
+    A row of Django's tasks in a worker, and what it has so far.
+
+    Args:
+        ticket: The information about its slot.
+        rules: The options of its task.
+        within: The names of the slots of the runs that made this call, where calls run at once.
+        slot: The slot of its run, once it has that.
+        over: Whether the row has ended meanwhile, because its coroutine was cancelled.
+    """
+
+    ticket: Ticket
+    rules: SingletonOptions
+    within: frozenset[str] = frozenset()
+    slot: Slot | None = None
+    over: bool = False
+
+    def run(self, since: float = -inf) -> Execution:
+        """Return its run; without *since*, its body has not begun."""
+        return Execution(self.ticket, self.rules, self.slot, since)
+
+
+def occupy(row: Row) -> Steps[Run | Fail | Revoke]:
+    """
+    Take the slot for the run of a row, and wait in its worker while another run has it.
+
+    A row that waits has no state between READY and RUNNING, and no worker can put it back. So it occupies its worker.
+    It takes the slot of any row that only waits: two rows in one queue must not wait for each other.
+    """
+    level, task = logging.WARNING, printable(row.ticket.task_id)  # the level of the first of these messages
+    while not row.over:
+        try:
+            return (yield from _occupy(row))
+        except QuorumUnavailableError as error:
+            how = row.rules.without_nodes("run")
+            if how == "fail":
+                return Fail(error)
+            if how == "run":
+                log.warning("task %s runs without a slot: %s", task, error)
+                return Run(row.run())
+            log.log(level, "task %s waits until the lock nodes answer: %s", task, error)
+            level = logging.DEBUG
+        yield Pause(ROW_PAUSE)
+    return _cancelled(row)
+
+
+def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
+    ticket, wait = row.ticket, 0.0
+    waiting = yield from _waiting_rows(row)
+    while waiting and ticket.running and not row.slot:
+        place = waiting[ticket.running]
+        # In this scope, a run has the slot of its row. The row that waited with it runs later, as one that has none.
+        try:
+            row.slot = yield Take(replace(ticket, secret=place.secret, scope=LIFETIME), wait=wait)
+        except LockTakenError as taken:
+            if taken.name in row.within:
+                return Fail(RuntimeError(f"{taken.name!r} would wait for itself, in a call of its own run."))
+            yield ShowLife()
+            waiting, wait = (yield from _waiting_rows(row)), ROW_WAIT
+    if not waiting or row.over:  # if it is over, a coroutine was cancelled, and this thread has gone on
+        return _cancelled(row)
+    place = waiting.get(ticket.waiting, FREE)
+    if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
+        # One that is only claimed may be its own.
+        yield from leave_queue(replace(ticket, secret=place.secret), row.rules)
+    if wait or ticket.waiting:
+        with suppress(QuorumUnavailableError):  # it may have been cancelled meanwhile
+            if not (yield from _waiting_rows(row, begun=True)):
+                return _cancelled(row)
+    return Run(row.run((yield Now())))
+
+
+def _waiting_rows(row: Row, begun: bool = False) -> Steps[Mapping[str, Seen] | None]:
+    """
+    Return the row that waits with each slot of this one; itself if a node has that, though no quorum may.
+
+    A slot that no row waits with is FREE here. The slot of the run may be that of a row which waits, whatever the
+    scope: before a deploy, the scope may have been another one.
+
+    Args:
+        row: The row.
+        begun: Whether its run has left the queue, so that ``cancel()`` may withdraw its note.
+
+    Returns:
+        None if the row was cancelled.
+    """
+    ticket = row.ticket
+    names = list(dict.fromkeys(filter(None, (ticket.running, ticket.waiting))))
+    cancelled, *places = yield Look((ticket.cancelled, *names))
+    if row.over or (cancelled.sightings and not (begun and (yield from _is_withdrawn(ticket, cancelled)))):
+        return None
+    waiting = [[each for each in seen.sightings if each.holder.waits] for seen in places]
+    first = [min(rows, key=lambda each: each.holder.task_id != ticket.task_id, default=FREE) for rows in waiting]
+    return dict(zip(names, first, strict=True))
+
+
+def _is_withdrawn(ticket: Ticket, note: Seen) -> Steps[bool]:
+    """
+    Return whether the caller of ``cancel()`` has withdrawn its note, because it found that the run has begun.
+
+    Both change the note, so whoever is first decides, and the other one knows.
+    """
+    if not note.value:  # too few nodes have it to decide
+        return False
+    with suppress(QuorumUnavailableError):
+        try:
+            yield Put(ticket.cancelled, note.left, NOTE, ref=ticket.task_id, adopt=note.secret, strict=True)
+        except LockTakenError:
+            return True
+    return False
+
+
+def _cancelled(row: Row) -> Revoke:
+    return Revoke(f"Task {printable(row.ticket.task_id)} was cancelled before it began.")

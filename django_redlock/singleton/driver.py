@@ -1,0 +1,336 @@
+"""
+Carries out on the lock nodes what the decisions about slots ask (internal).
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from ..core.acquisition import GaveUp
+from ..core.attempt import Granted
+from ..core.names import Owner, decode, slug
+from ..core.protocol import SUPERSEDED, Extend, Kind, Outcome, Term
+from ..core.rules import MIN_TTL
+from ..engine.lease import Lease, note_late_loss, passed_on, release_at_end, resume_renewal, stop_renewal
+from ..engine.manager import LockManager, fresh_secret
+from ..engine.options import LockOptions
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from ..handler import locks
+from ..inventory import find_locks
+from ..inventory.survey import Poll, ask_nodes, tell_nodes
+from ..signals import lock_acquired, lock_taken
+from . import questions as ask
+from .slot import CLAIM, FREE, Holder, Seen, SlotState
+
+TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
+FRESH = 5.0  # seconds after which the length of a task's last run no longer counts
+
+T = TypeVar("T")
+log = logging.getLogger("django_redlock")
+
+_lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
+"""The length of the last run of each task in this process, and when it was known, by the locks and the task's name."""
+
+
+class Claimed(NamedTuple):
+    """
+    The slot of a message that is about to be sent.
+
+    Args:
+        owner: The description of the claim.
+        granted: The won lock.
+    """
+
+    owner: Owner
+    granted: Granted
+
+
+class Nodes:
+    """
+    Answers the questions of a decision about the slots of one task.
+
+    Args:
+        using: Alias in ``REDLOCK``.
+        label: The task's name.
+        times: How long the slot of a run lasts without renewal, and with it.
+    """
+
+    answers: ClassVar[dict[type[ask.Question], Callable[[Any, Any], Any]]]
+
+    def __init__(self, using: str, label: str, times: LockOptions | None = None) -> None:
+        self.manager: LockManager = locks[using]
+        self.label = label
+        self.times = times or {}
+
+    def run(self, decision: ask.Steps[T]) -> T:
+        """Carry out a decision; return its answer, or raise what it does not handle."""
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                question = decision.send(answer) if error is None else decision.throw(error)
+                answer = error = None
+                try:
+                    answer = self.answers[type(question)](self, question)
+                except BaseException as raised:
+                    error = raised
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            error = None  # its traceback refers to this frame
+
+    # About time
+
+    def now(self, question: ask.Now) -> float:
+        """Return the time on the clock of the locks."""
+        return self.manager.runtime.clock()
+
+    def pause(self, question: ask.Pause) -> None:
+        """Wait."""
+        runtime = self.manager.runtime
+        runtime.sleep(question.seconds * (0.5 + runtime.random()))
+
+    # Locks of waiting messages, and notes
+
+    def look(self, question: ask.Look) -> tuple[Seen, ...]:
+        """Ask the nodes for the holders of several locks, in one round trip."""
+        slugs = tuple(map(slug, question.names))
+        poll = ask_nodes(self.manager, slugs)
+        poll.require_quorum(question.names[0])
+        return tuple(seen_in(poll, slug) for slug in slugs)
+
+    def claim(self, question: ask.Claim) -> Claimed | Holder:
+        """Claim the lock of a waiting message, in one round trip."""
+        manager, ticket = self.manager, question.ticket
+        wanted = manager.acquirer.left_alone(
+            ticket.waiting,
+            ttl=max(MIN_TTL, min(CLAIM, question.ttl)),
+            kind="task",
+            label=self.label,
+            ref=ticket.task_id,
+            state=SlotState.CLAIMED,
+            call=question.call,
+            secret=ticket.secret,
+            adopt=question.adopt,
+        )
+        outcome = manager.acquirer.run(wanted)
+        # Signals are sent only to those who receive them: their arguments take time.
+        if isinstance(outcome, Granted):
+            if lock_acquired.receivers:
+                manager.acquirer.held(wanted, outcome, renew=False)
+            return Claimed(wanted.owner, outcome)
+        if outcome.agreed and not lock_taken.receivers:
+            return Holder.described(decode(outcome.holder), outcome.retry_after)
+        try:
+            manager.acquirer.held(wanted, outcome, renew=False)  # raises
+        except LockTakenError as taken:
+            return Holder.of(taken)
+        raise AssertionError("an attempt that gave up has an error")
+
+    def confirm(self, question: ask.Confirm) -> None:
+        """Keep a claimed slot, in the background."""
+        # A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a
+        # later holder or of a release.
+        claim: Claimed = question.claim
+        self.manager.confirmations.add(claim.granted, claim.owner, SlotState.QUEUED, question.ttl)
+
+    def put(self, question: ask.Put) -> str:
+        """Take a lock that is not renewed, and return its secret."""
+        manager, secret = self.manager, question.secret or fresh_secret()
+        wanted = manager.acquirer.left_alone(
+            question.name,
+            ttl=max(MIN_TTL, question.ttl),
+            kind="task",
+            label=question.label or self.label,
+            ref=question.ref,
+            state=question.state,
+            call=question.call,
+            secret=secret,
+            adopt=question.adopt,
+            strict=question.strict,
+        )
+        outcome = manager.acquirer.run(wanted)
+        # A lock that is not renewed needs a lease only as the signal's argument.
+        if isinstance(outcome, GaveUp) or lock_acquired.receivers:
+            manager.acquirer.held(wanted, outcome, renew=False)
+        return secret
+
+    def free(self, question: ask.Free) -> Outcome:
+        """Free a lock, without ever raising."""
+        return free(self.manager.alias, question.name, question.secret, revoke=question.revoke)
+
+    def write_back(self, question: ask.WriteBack) -> bool:
+        """
+        Write a value to all nodes; return whether a quorum has it now.
+
+        A node refuses if it knows of a later holder or of a release. The value keeps its secret.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        manager, name, seen = self.manager, question.name, question.seen
+        term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
+        replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies
+        kinds = [reply.terms[0].kind for reply in replies.values() if reply.terms]
+        if kinds.count(Kind.HELD) >= manager.rules.needed:
+            return True
+        if len(kinds) < manager.rules.needed:
+            nodes = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+            raise QuorumUnavailableError(name, nodes=nodes, needed=manager.rules.needed)
+        return False
+
+    def in_turn(self, question: ask.InTurn) -> Any:
+        """Carry out a decision in the turn of its key."""
+        with turn(self.manager, question.ticket.turn, question.longest):
+            return self.run(question.decision)
+
+    def waits(self, question: ask.Waits) -> bool:
+        """Return whether somebody waits for a lock."""
+        held = find_locks((slug(question.name),), self.manager.alias, waiters=0).locks
+        return any(lock.waiting for lock in held)
+
+    # The slot of a run
+
+    def take(self, question: ask.Take) -> Lease:
+        """Take the slot for a run."""
+        ticket = question.ticket
+        about: dict[str, Any] = {"kind": "task", "label": self.label, "ref": "" if question.inline else ticket.task_id}
+        about |= {"secret": question.secret, "wait": question.wait, "renew": True}
+        about["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
+        return self.manager.on_behalf(ticket.running, **self.times, **about).acquire()
+
+    def hand_over(self, question: ask.HandOver) -> Claimed:
+        """Give the slot of a run to a waiting message."""
+        lease: Any = question.slot
+        stop_renewal(lease)  # otherwise, an extension in progress would report the slot as lost
+        try:
+            found = self.claim(ask.Claim(question.ticket, question.ttl, lease.secret))
+            if isinstance(found, Holder):
+                raise LockTakenError(question.ticket.waiting)
+        except BaseException:
+            resume_renewal(lease)
+            raise
+        passed_on(lease)
+        return found
+
+    def keep_held(self, question: ask.KeepHeld) -> bool:
+        """Leave the slot of a run taken."""
+        lease: Any = question.slot
+        stop_renewal(lease)
+        try:
+            about: Any = {"ref": question.ref, "adopt": lease.secret}
+            self.put(ask.Put(question.ticket.running, question.seconds, SlotState.HELD, **about))
+        except (LockTakenError, QuorumUnavailableError):
+            return False
+        passed_on(lease)
+        return True
+
+    def release(self, question: ask.Release) -> Outcome:
+        """Free the slot of a run, and report it if it was lost."""
+        lease: Any = question.slot
+        outcome = Outcome(lease.release() if question.wait else release_at_end(lease))
+        note_late_loss(lease, outcome)
+        return outcome
+
+    def last_length(self, question: ask.LastLength) -> float | None:
+        """Return how long the last run of the task took."""
+        seconds, at = _lengths.get(self.manager, {}).get(self.label, (0.0, -inf))
+        return seconds if self.manager.runtime.clock() - at < FRESH else None
+
+    def note_length(self, question: ask.NoteLength) -> None:
+        """Note how long a run of the task takes."""
+        _lengths.setdefault(self.manager, {})[self.label] = (question.seconds, self.manager.runtime.clock())
+
+
+Nodes.answers = {
+    ask.Now: Nodes.now,
+    ask.Pause: Nodes.pause,
+    ask.Look: Nodes.look,
+    ask.Claim: Nodes.claim,
+    ask.Confirm: Nodes.confirm,
+    ask.Put: Nodes.put,
+    ask.Free: Nodes.free,
+    ask.WriteBack: Nodes.write_back,
+    ask.InTurn: Nodes.in_turn,
+    ask.Waits: Nodes.waits,
+    ask.Take: Nodes.take,
+    ask.HandOver: Nodes.hand_over,
+    ask.KeepHeld: Nodes.keep_held,
+    ask.Release: Nodes.release,
+    ask.LastLength: Nodes.last_length,
+    ask.NoteLength: Nodes.note_length,
+}
+
+
+def free(using: str, name: str, secret: str, *, revoke: bool = False) -> Outcome:
+    """
+    Free a lock that is held with *secret*; return what :meth:`LockManager.release` returns.
+
+    It never raises, because it is called while another error is handled. Without a name or secret it returns
+    ``unknown``. With *revoke*, the holder learns that an operator took the lock away.
+    """
+    if not secret or not name:
+        return Outcome.UNKNOWN
+    try:
+        # The claim of the lock, or its confirmation, may still be on its way to a node.
+        return Outcome(locks[using].release(name, secret, SUPERSEDED, revoke=revoke))
+    except Exception:
+        log.exception("the slot %s could not be freed; it ends with its time", printable(name))
+        return Outcome.UNKNOWN
+
+
+@contextmanager
+def turn(manager: LockManager, name: str, longest: float) -> Iterator[Lease]:
+    """
+    Run a block during which no other process changes the pending call of a key.
+
+    Args:
+        manager: The locks.
+        name: The name of the lock that has the turn.
+        longest: Seconds to wait for the turn.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered, the turn did not come in time, or the record has changed.
+    """
+    try:
+        ttl = manager.rules.check_ttl(TURN)
+    except ValueError:
+        ttl = manager.rules.ttl
+    # Detached, so that no watchdog looks after the lease: a turn ends long before it.
+    about: dict[str, Any] = {"kind": "task", "label": "turn", "detached": True}
+    lock = manager.on_behalf(name, ttl=ttl, wait=longest, renew=False, **about)
+    try:
+        lease = lock.acquire()
+        try:
+            yield lease
+        finally:
+            lease.release(wait=False)  # no caller depends on when it arrives
+    except LockTakenError as error:  # the same to the caller: it is unknown whether its change was made
+        raise QuorumUnavailableError(
+            error.name, error.waited, error.attempts, error.nodes, manager.rules.needed
+        ) from error
+
+
+def seen_in(poll: Poll, slug: str) -> Seen:
+    """Return what a survey shows about the key of one lock."""
+    tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
+    if tally.is_free or (tally.winner and not tally.winner.value):
+        return FREE
+    nodes, needed = poll.manager.nodes, poll.manager.rules.needed
+    found: list[Seen] = []
+    reported: dict[str, str] = {
+        node.name: poll.silent.get(index, str(SlotState.FREE)) for index, node in enumerate(nodes)
+    }
+    for vote in tally.votes:
+        if vote.value:  # a key that is empty or not a string names no holder
+            left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
+            seen = Seen(vote.value, left if left < inf else 0.0, vote.nodes, fence, reported=reported, needed=needed)
+            reported |= {nodes[index].name: str(seen.holder) for index in vote.rows}
+            found.append(seen)
+    if tally.winner:
+        return found[0]
+    split = tuple(sorted(found, key=lambda seen: -seen.fence))
+    return Seen("", 0.0, 0, split=split, reported=reported, needed=needed)

@@ -1,0 +1,195 @@
+"""
+What a run leaves behind: its slot free, held, or with the message that continues the work; and a note (internal).
+
+Runs also end without a word, because their process is killed. Then another process decides what they leave behind:
+:func:`free_dead` and :func:`shorten`.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.names import GOES_ON, NOTE
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from .options import SingletonOptions
+from .pending import discard
+from .questions import Free, HandOver, KeepHeld, Look, NoteLength, Now, Put, Release, Slot, Steps
+from .slot import CLAIM, SlotState
+from .ticket import Ticket
+
+KILL_TIME = 3.0  # seconds after which a process that was told to die is certainly dead: TERM, 0.1 s, KILL
+
+log = logging.getLogger("django_redlock")
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """
+    One run, from its start to its end, and what it has.
+
+    Args:
+        ticket: The information about the slot that its message carries.
+        rules: The options of its task.
+        slot: The slot of the run; None for a run that has none.
+        since: When it began, on the clock of the locks.
+        in_queue: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
+        seen: Whether somebody may read its result and then expect the slot to be free.
+        inline: Whether it runs where it was called, so that nobody can read its result by its id.
+        note: The name of the note that it is done; empty if it needs none.
+        remembered: For how long that note lasts, in seconds.
+        returns: Whether its message returns to the broker if its process is stopped.
+        over: Whether its slot was handed over or given up.
+        goes_on: Whether another message continues the work, and has the slot.
+    """
+
+    ticket: Ticket
+    rules: SingletonOptions
+    slot: Slot | None
+    since: float = 0.0
+    in_queue: bool = False
+    seen: bool = True
+    inline: bool = False
+    note: str = ""
+    remembered: float = 0.0
+    returns: bool = False
+    over: bool = False
+    goes_on: bool = False
+
+
+def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]:
+    """
+    End the run: free the slot, or leave it held for the rest of ``hold_for``, unless it was handed over.
+
+    If its process is stopped, and its message returns to the broker, the slot returns to the message.
+
+    Args:
+        run: The run.
+        hold: Whether ``hold_for`` counts, because the body has ended. Then the release of a run whose result nobody
+            sees may still be under way when this returns. In all other cases the slot is free by then.
+        stopped: Whether its process is stopped.
+    """
+    if stopped and run.returns:
+        yield from give_back(run)
+    if run.over:
+        return
+    run.over = True
+    if hold:
+        length = (yield Now()) - run.since
+        yield NoteLength(length)
+        if (yield from _is_kept_held(run, run.rules.hold_for - length)):
+            return
+    if run.slot:
+        yield Release(run.slot, wait=not hold or run.seen)
+    elif run.in_queue:
+        yield Free(run.ticket.waiting, run.ticket.secret)
+
+
+def _is_kept_held(run: Execution, seconds: float) -> Steps[bool]:
+    """Replace the slot by one that is not renewed, if it must stay taken; return whether that worked."""
+    if seconds <= 0 or not run.slot or not run.slot.valid():
+        return False
+    return bool((yield KeepHeld(run.slot, run.ticket, seconds, "" if run.inline else run.ticket.task_id)))
+
+
+def give_over(run: Execution, ticket: Ticket, ttl: float) -> Steps[Any]:
+    """
+    Hand the slot over to a message that is about to be sent and will continue the work; return its claim.
+
+    Raises:
+        LockTakenError: It was lost, and another holder has it.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    assert run.slot
+    claim = yield HandOver(run.slot, ticket, ttl)
+    run.over = run.goes_on = True
+    return claim
+
+
+def give_back(run: Execution) -> Steps[Any]:
+    """
+    Return the slot to the run's own message, which will be delivered again; return the claim, or None.
+
+    It is only a claim, because the message may be gone: a framework stops a process in the same way for a time limit.
+    """
+    ticket = run.ticket.begun
+    if run.slot and ticket.secret and not run.over and ticket.waiting == run.slot.name and run.slot.valid():
+        with suppress(LockTakenError, QuorumUnavailableError):
+            return (yield from give_over(run, ticket, CLAIM))
+    return None
+
+
+def note_done(run: Execution, goes_on: bool = False) -> Steps[None]:
+    """
+    Leave a note for later copies of a message that the broker may deliver again although it is done.
+
+    Args:
+        run: The run.
+        goes_on: Whether another message continues the work and will have the result.
+    """
+    if not run.note or (run.goes_on and not goes_on):
+        return
+    try:
+        yield Put(run.note, run.remembered, GOES_ON if goes_on else NOTE, ref=run.ticket.task_id)
+    except LockTakenError:  # it has been done before
+        pass
+    except QuorumUnavailableError as error:
+        log.warning("could not note that task %s is done; a copy may run: %s", printable(run.ticket.task_id), error)
+
+
+def leave_queue(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
+    """Free the lock that a message held while it waited, unless it is the lock of the run or is to be held."""
+    if ticket.waiting == ticket.running or not ticket.secret:
+        return
+    if not ticket.running and rules.hold_for and ticket.waiting == ticket.queue:
+        with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
+            about: Any = {"ref": ticket.task_id, "adopt": ticket.secret}
+            yield Put(ticket.waiting, rules.hold_for, SlotState.HELD, **about)
+    else:
+        yield Free(ticket.waiting, ticket.secret)
+
+
+# A process that died, or will
+
+
+def free_dead(ticket: Ticket, secret: str, rules: SingletonOptions, comes_back: bool) -> Steps[None]:
+    """
+    Free the slot of a run whose process is dead, or return it to its message for one lease if that is delivered again.
+
+    A slot that the process has left to a retry stays: if the retry was not sent, its claim lapses in a moment.
+
+    Args:
+        ticket: The ticket of the message.
+        secret: The secret of the run.
+        rules: The options of the task.
+        comes_back: Whether the message is delivered again.
+    """
+    if ticket.trailing and comes_back:  # the process may have died before it freed this lock
+        yield Free(ticket.waiting, ticket.secret)
+    elif ticket.trailing:
+        yield from discard(ticket, rules)
+    ticket = ticket.begun
+    if comes_back and ticket.secret and ticket.waiting == ticket.running:
+        with suppress(LockTakenError, QuorumUnavailableError):
+            about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True}
+            yield Put(ticket.waiting, rules.lease, SlotState.QUEUED, ticket.secret, **about)
+            return
+    yield Free(ticket.running, secret)
+    yield Free(ticket.waiting, ticket.secret)
+
+
+def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]:
+    """
+    Let the slot of a run end soon, whose process is about to be killed: its body may still be running.
+
+    The slot of a process that dies is not freed otherwise. None is known to outlive the kill by more than this. A body
+    that has not begun has no slot to keep, so the slot of its message is free at once.
+    """
+    yield from discard(ticket, rules)
+    if not ticket.running:
+        return
+    with suppress(LockTakenError, QuorumUnavailableError):
+        (seen,) = yield Look((ticket.running,))
+        if seen.secret == secret:
+            # The process does not have this secret, so it can neither renew the slot nor give it to its message.
+            yield Put(ticket.running, min(KILL_TIME, rules.lease), "", ref=ticket.task_id, adopt=secret)

@@ -1,0 +1,162 @@
+"""
+The information about its slot that a message carries, and the names of its locks (internal).
+"""
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+FORMAT = 3
+LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
+SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
+
+_compact = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(slots=True)  # not frozen: each message has one, and creating a frozen one takes five times as long
+class Ticket:
+    """
+    The information about its slot that a message carries as one text; treat it as immutable, use ``replace()``.
+
+    A flat string passes through every broker. It holds the message's own id, because people start tasks with the
+    headers of another message, and such a task must not inherit the slot.
+
+    Args:
+        name: Name of the lock; empty for a message that is to run without one. A worker uses this name even if a deploy
+            has changed how the key is made.
+        using: Alias in ``REDLOCK``.
+        task_id: Id of the message's task.
+        secret: Secret of the queued slot; empty if the message was sent without one.
+        tries: How often a worker has put the message back into the queue.
+        scope: The option of this name: which slots there are while the message waits and while it runs.
+        number: How many messages of a pending call there have been, including this one; 0 for any other call.
+        waited: Seconds for which it has been put back to wait for its slot.
+        watch: Secret of the note of the only copy that watches another; empty for all other messages.
+        joined: Id of the task whose result it waits for; empty if it waits for none.
+        redelivered: Whether the broker had delivered the message again when a worker put it back. A message that is put
+            back is a new one for the broker, so it loses the broker's own mark.
+    """
+
+    name: str
+    using: str
+    task_id: str
+    secret: str = ""
+    tries: int = 0
+    scope: str = LIFETIME
+    number: int = 0
+    waited: float = 0.0
+    watch: str = ""
+    joined: str = ""
+    redelivered: bool = False
+
+    @property
+    def trailing(self) -> bool:
+        """Whether it is the message of a pending call, which a later call may take over."""
+        return self.number > 0
+
+    @property
+    def waiting(self) -> str:
+        """Name of the lock that the message holds while it waits; empty if it holds none."""
+        return self.following if self.number else self.queue
+
+    @property
+    def following(self) -> str:
+        """Name of the lock that a pending call holds."""
+        return f"next:{self.name}"
+
+    @property
+    def begun(self) -> "Ticket":
+        """The ticket once the run has begun: no later call can take it over."""
+        return replace(self, number=0) if self.trailing else self
+
+    @property
+    def without_slot(self) -> "Ticket":
+        """The ticket of a message that has no slot while it waits."""
+        return replace(self, secret="")
+
+    @property
+    def queue(self) -> str:
+        """Name of the lock that calls with this key hold while they wait; empty if they hold none."""
+        if self.scope == RUNNING:
+            return ""
+        return f"queued:{self.name}" if self.scope == BOTH else self.name
+
+    @property
+    def running(self) -> str:
+        """Name of the lock that its run holds; empty if it holds none."""
+        return "" if self.scope == WAITING else self.name
+
+    @property
+    def turn(self) -> str:
+        """Name of the lock under which the pending call of this key is changed."""
+        return f"turn:{self.name}"
+
+    @property
+    def watching(self) -> str:
+        """Name of the note of the copy that watches a run of the same message."""
+        return f"watch:{self.task_id}"
+
+    @property
+    def cancelled(self) -> str:
+        """Name of the note that the task was cancelled."""
+        return f"cancelled:{self.task_id}"
+
+    @property
+    def alive(self) -> str:
+        """Name of the lock that shows that a process has a task which has no slot."""
+        return f"alive:{self.task_id}"
+
+    def done(self, attempt: int) -> str:
+        """Return the name of the note that one attempt of the task is done."""
+        return f"done:{self.task_id}:{attempt}"
+
+    def begins(self, attempt: int) -> str:
+        """Return the name of the note that one attempt of the task has begun, which must not run twice."""
+        return f"begun:{self.task_id}:{attempt}"
+
+    def places(self, trails: bool) -> list[str]:
+        """
+        Return the names of all locks that calls with this key may hold, for a run and for waiting messages.
+
+        Args:
+            trails: Whether a duplicate may run after the holder.
+        """
+        after = self.following if trails else ""
+        return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
+
+    def pack(self) -> str:
+        """Return the text that the message carries."""
+        # Not dataclasses.astuple(), which copies deeply: this runs for every message.
+        mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
+        return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
+
+    @classmethod
+    def unpack(cls, text: object, task_id: str | None) -> "Ticket | None":
+        """Return the ticket in a text, or None if there is none or it belongs to another task."""
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):
+            version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
+                text  # type: ignore[arg-type]
+            )
+            secrets = is_secret(secret) and is_secret(watch)
+            if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
+                done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
+                return cls(str(name), str(using), owner, secret, *done)
+        return None
+
+
+def is_secret(value: Any) -> bool:
+    """Return whether *value* can be a lock's secret, or is empty, which stands for none."""
+    return isinstance(value, str) and bool(re.fullmatch("([0-9a-f]{32})?", value))
+
+
+def began_name(task_id: str) -> str:
+    """Return the name of the note about the message of a pending call that has begun."""
+    return f"began:{task_id}"
+
+
+def began_secret(secret: str) -> str:
+    """Return the secret of the note; a node that cancelled an attempt with the message's own would refuse that."""
+    return blake2b(secret.encode(), digest_size=16, person=b"redlock began").hexdigest()
