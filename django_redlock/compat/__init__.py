@@ -22,7 +22,7 @@ from ..core.round import Round
 from ..core.rules import MIN_TTL, number, seconds
 from ..core.votes import is_gone, prevents_quorum, release_outcome
 from ..engine.lease import Lease
-from ..engine.manager import LockManager
+from ..engine.manager import LockManager, owner_here
 from ..engine.twins import Awaiting, Blocking, Flavour
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
@@ -325,8 +325,8 @@ class BaseLock(metaclass=WithoutInternals):
         """Acquire the lock for *length* seconds, or until its release if None; return whether it is held now."""
         rules = self._manager.rules
         ttl = None if length is None else piece(length, rules)
-        ref = "" if token is None else reference(token)
-        lock = self._manager.on_behalf(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        owner = owner_here("manual", ref="" if token is None else reference(token))
+        lock = self._manager.on_behalf(self._key, owner, ttl=ttl, renew=length is None, **wanted)
         try:
             lease = await self._flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Notify = Callable[..., None]
 
-AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
+AT_END: Mapping[str, ReleaseMode] = {"task": "send", "view": "send"}
 """The release mode at the end of a hold of each kind, unless the lock or the settings choose; other kinds wait."""
 
 
@@ -141,9 +141,8 @@ class LockManager:
     def on_behalf(
         self,
         name: str | Iterable[str],
+        owner: Owner | None = None,
         *,
-        kind: HolderKind = "manual",
-        ref: str = "",
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
@@ -154,10 +153,9 @@ class LockManager:
 
         Args:
             name: What to lock, or several names to lock all or none of.
-            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides the release mode if
-                neither the lock nor the settings choose one: the end of a task's run or of a view may then send the
-                release without waiting.
-            ref: What identifies the work to programs, such as a task's id.
+            owner: What :func:`owner_here` returns; None is a holder like those of :meth:`lock`. Its kind decides the
+                release mode if neither the lock nor the settings choose one: the end of a task's run or of a view may
+                then send the release without waiting.
             secret: The secret to hold the lock with instead of a fresh one: 32 hexadecimal digits, unique to one
                 holder. For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
             adopt: The secret of a holder to take the lock over from, if that holder still has it.
@@ -167,25 +165,25 @@ class LockManager:
             **options: Those of :meth:`lock`.
         """
         planned = plan(name, options)
-        described = self._describe(planned, kind, ref, secret, adopt, detached)
+        described = self._describe(planned, owner, secret, adopt, detached)
         return Lock(planned, lambda _: described)
 
     def _describe(
         self,
         plan: Plan,
-        kind: HolderKind = "manual",
-        ref: str = "",
+        owner: Owner | None = None,
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
     ) -> Description:
         """Return the lock that *plan* describes under the settings of this alias."""
         chosen = plan.options
-        ttl = lease_length(self.rules, chosen["ttl"], detached)
+        ttl = self.rules.ttl if chosen["ttl"] is None else chosen["ttl"]
+        ttl = max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
         renew = self.rules.renew if chosen["renew"] is None else chosen["renew"]
         # A lock that is not renewed depends on no process: any process with its secret may use it until it ends.
         renewed_by = process.name if renew and not detached else ""
-        owner = Owner(HOST, process.pid, kind, chosen["label"], ref, ttl=ttl, process=renewed_by)
+        owner = (owner or owner_here("manual", chosen["label"]))._replace(ttl=ttl, process=renewed_by)
         wait = chosen["wait"]
         wanted = Wanted(
             plan.names,
@@ -200,7 +198,7 @@ class LockManager:
             chosen["barge"],
             chosen["heartbeat"],
             chosen["max_hold"],
-            sends=(chosen["release"] or self.rules.release or AT_END.get(kind, "wait")) == "send",
+            sends=(chosen["release"] or self.rules.release or AT_END.get(owner.kind, "wait")) == "send",
         )
         return Description(self, wanted, renew, once=wait is UNSET)
 
@@ -349,6 +347,13 @@ def _close_all() -> None:
         manager.close()
 
 
+def owner_here(
+    kind: HolderKind, label: str = "", ref: str = "", *, ttl: float = 0.0, state: str = "", call: str = ""
+) -> Owner:
+    """Return the description of a holder in this process; the arguments are those of :class:`~.names.Owner`."""
+    return Owner(HOST, process.pid, kind, label, ref, 0.0, ttl, "", 0, state, call)
+
+
 def fresh_secret() -> str:
     """Return 128 random bits as 32 hexadecimal digits."""
     return os.urandom(16).hex()
@@ -370,39 +375,6 @@ class Acquirer:
         self._highest = HighestToken()
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         """The leases of reentrant locks, by name and thread or task."""
-
-    def left_alone(
-        self,
-        name: str,
-        *,
-        ttl: float,
-        kind: HolderKind,
-        label: str,
-        ref: str,
-        state: str,
-        call: str,
-        secret: str,
-        adopt: str = "",
-        strict: bool = False,
-    ) -> Wanted:
-        """
-        Describe one attempt at a lock with ``detached=True``, for :meth:`run`.
-
-        The arguments are those of :meth:`~.manager.LockManager.on_behalf`, and of :class:`~.names.Owner`.
-
-        A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
-
-        Args:
-            strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *secret*; a
-                free lock is refused like a taken one.
-
-        Raises:
-            ValueError: The name or the ttl cannot work.
-        """
-        chosen = lease_length(self._rules, ttl, detached=True)
-        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen, state=state, call=call)
-        names, once = check_names(name), owner.is_note
-        return Wanted(names, chosen, 0, owner, secret, adopt, detached=True, strict=strict, once=once)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
@@ -575,18 +547,6 @@ class Acquirer:
                 round.take_over(end, LONGEST_REDELIVERY)
                 self._driver.follow_up(round)
         return outcome
-
-
-def lease_length(rules: Rules, ttl: float | None, detached: bool) -> float:
-    """
-    Return the length of a lease in seconds.
-
-    Raises:
-        ValueError: The rules do not allow it.
-    """
-    if ttl is None:
-        return rules.ttl
-    return max(MIN_TTL, seconds("ttl", ttl)) if detached else rules.check_ttl(ttl)
 
 
 def error_of(

@@ -18,7 +18,7 @@ from ..core.admission import MAX_SKEW
 from ..core.protocol import Outcome
 from ..core.rules import Rules
 from ..core.votes import is_quorum
-from ..engine.manager import LockManager
+from ..engine.manager import LockManager, owner_here
 from ..exceptions import RedlockError, printable
 from ..handler import locks
 from ..nodes.base import Node
@@ -200,9 +200,8 @@ def _trial(node: Node, rules: Rules, timeout: float) -> str:
     )
     manager = LockManager([node], alone, alias="doctor")
     try:
-        lease = manager.on_behalf(
-            f"doctor:{os.urandom(8).hex()}", wait=0, renew=False, kind="command", label="doctor"
-        ).acquire()
+        owner = owner_here("command", "doctor")
+        lease = manager.on_behalf(f"doctor:{os.urandom(8).hex()}", owner, wait=0, renew=False).acquire()
         extended = lease.extend()
         outcome = lease.release()
         return "" if extended and outcome is Outcome.RELEASED else f"extended: {extended}, release: {outcome}."

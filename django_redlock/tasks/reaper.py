@@ -25,7 +25,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from ..core.protocol import Outcome
-from ..engine.manager import fresh_secret
+from ..engine.manager import fresh_secret, owner_here
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory import held_locks
@@ -177,7 +177,7 @@ def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
     holders = [seen.holder for seen in slot.sightings]
     if any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders):
         return False
-    life = locks[ticket.using].on_behalf(ticket.alive, kind="command", label="redlock_reap_tasks", wait=0)
+    life = locks[ticket.using].on_behalf(ticket.alive, owner_here("command", "redlock_reap_tasks"), wait=0)
     with suppress(LockTakenError):
         return life.acquire().release() is Outcome.RELEASED
     return False

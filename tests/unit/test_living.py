@@ -41,9 +41,7 @@ class Watchdog(VirtualWatchdog):
 
     def _agenda(self, tended: Any) -> Any:
         return (
-            self._process_of(tended._keeper).agenda
-            if isinstance(tended, ProcessHeartbeat)
-            else super()._agenda(tended)
+            self._process_of(tended._keeper).agenda if isinstance(tended, ProcessHeartbeat) else super()._agenda(tended)
         )
 
 
