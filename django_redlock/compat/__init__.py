@@ -362,7 +362,7 @@ class BaseLock(metaclass=WithoutInternals):
         manager, rules = self._manager, self._manager.rules
         request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
         round = Round.to_release(request, range(rules.nodes), rules, rules.timeout(rules.ttl))
-        await self._flavour.call(manager.ask, manager.aask, round)
+        await self._flavour.call(manager.driver.ask, manager.driver.aask, round)
         return round
 
     # Errors

@@ -20,6 +20,7 @@ from .votes import Verdict, extended_by_quorum, prevents_quorum
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
 BATCH_NAMES = 200  # most names in one round
+_numbers = itertools.count()  # of terms
 
 
 class HoldState:
@@ -32,6 +33,13 @@ class HoldState:
         rules: The options of the alias.
         highest: The highest tokens seen in this process.
     """
+
+    __slots__ = (
+        *("names", "ttl", "shared", "limit", "secret", "fencing_token", "waited", "since", "deadline", "timeout"),
+        *("extensions", "ended", "successor", "_taken_away", "_ended_at", "_rules", "_highest"),
+        *("_slugs", "_value", "_leaving", "_queue", "_untouched", "_rounds", "_granting"),
+        *("_renew_at", "_max_hold", "_max_extensions", "_heartbeat", "_beat", "_preparing", "_shortening"),
+    )
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
         self.names = wanted.names
@@ -67,7 +75,6 @@ class HoldState:
         self._heartbeat = wanted.heartbeat
         self._beat = granted.start
         # Extensions that are on their way
-        self._numbers = itertools.count()
         self._preparing: set[int] = set()  # about to be sent
         self._shortening: list[Round] = []  # asked for less time and still lack replies
 
@@ -127,7 +134,7 @@ class HoldState:
         """
         # Noted before the check whether the hold ended: see release(). Otherwise a release in another thread could find
         # nothing on its way, leave no tombstone, and be overtaken by this extension, which restores a released lock.
-        number = next(self._numbers)
+        number = next(_numbers)
         self._preparing.add(number)
         self._untouched = frozenset()  # an extension gives the lock to a node that lacks it
         if not self.check(now) or not self._may_extend(now) or self._silent(now):

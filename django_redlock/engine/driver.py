@@ -16,7 +16,7 @@ from ..core.rules import Rules
 from ..nodes.base import Node
 from ..nodes.threads import exiting
 from .connections import PerLoop
-from .heartbeat import ProcessHeartbeat
+from .heartbeat import ProcessHeartbeat, this_process
 from .notifications import AsyncNotifications, Notifications
 from .process import process
 from .redelivery import Redelivery
@@ -49,8 +49,7 @@ class Driver:
         admission: Which nodes may vote.
         runtime: The clock and the watchdogs.
         report: Called with ``node_down`` or ``node_up`` and the arguments of the signal of that name.
-        new_heartbeat: Makes the heartbeat of this process. Its arguments are the watchdog that renews the heartbeat,
-            and the end of each lease that was dropped without a release.
+        keeper: The manager of the leases for which this process sends a heartbeat.
     """
 
     def __init__(
@@ -61,21 +60,21 @@ class Driver:
         admission: Admission,
         runtime: Runtime,
         report: Report,
-        new_heartbeat: Callable[[Dog, Iterable[float]], ProcessHeartbeat],
+        keeper: object,
     ) -> None:
         self._alias = alias
         self._nodes = nodes
-        self._needed = rules.needed
+        self._rules = rules
         self.admission = admission
         self._runtime = runtime
         self._report = report
         self.dropped: deque[float] = deque(maxlen=1000)  # the ends of leases that were dropped without a release
-        self._new_heartbeat = new_heartbeat
+        self._keeper = keeper
         self.gather = Gather(nodes, admission, runtime.clock)
-        self.notifications = Notifications(nodes, self._needed, runtime.clock)
+        self.notifications = Notifications(nodes, self._rules.needed, runtime.clock)
         self.redelivery = Redelivery(nodes, runtime.clock)
         self.unattended = self._new_unattended()
-        self.heartbeat = new_heartbeat(runtime.watchdog, self.dropped)
+        self.heartbeat = self._new_heartbeat(runtime.watchdog)
         self.loops = PerLoop(self.new_loop_side)
         self.pid = process.pid
         self._hanging_up = False
@@ -171,8 +170,8 @@ class Driver:
         """Make the connections and background tasks of an event loop that has none yet."""
         clock = self._runtime.clock
         gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, clock)
-        notifications = AsyncNotifications(self._nodes, self._needed)
-        return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog(), self.dropped))
+        notifications = AsyncNotifications(self._nodes, self._rules.needed)
+        return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog()))
 
     def notice_fork(self) -> None:
         """Drop what belongs to the parent of a fork; its sockets are closed, not shut down."""
@@ -229,15 +228,19 @@ class Driver:
         self.gather.close()
         self._hanging_up = False
 
+    def _new_heartbeat(self, dog: Dog) -> ProcessHeartbeat:
+        owner, clock = this_process(since=self._runtime.wall()), self._runtime.clock
+        return ProcessHeartbeat(self._keeper, self._rules, self.ask, self.aask, owner, dog, clock, self.dropped)
+
     def _new_unattended(self) -> UnattendedReleases:
         return UnattendedReleases(self.gather, self.follow_up, self._runtime.watchdog, self._runtime.clock)
 
     def _begin_anew(self) -> None:
         self.unattended = self._new_unattended()
         self.redelivery = Redelivery(self._nodes, self._runtime.clock)
-        self.heartbeat = self._new_heartbeat(self._runtime.watchdog, self.dropped)
+        self.heartbeat = self._new_heartbeat(self._runtime.watchdog)
         self.notifications.forked()
-        self.notifications = Notifications(self._nodes, self._needed, self._runtime.clock)
+        self.notifications = Notifications(self._nodes, self._rules.needed, self._runtime.clock)
         self._hang_up()
         self.loops = PerLoop(self.new_loop_side)
         self.pid = process.pid  # last: otherwise other threads would use the parent's links and read its replies

@@ -243,9 +243,9 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             if round.unattended:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
-                hold.keeper.ask(round)
+                hold.keeper.driver.ask(round)
             if hold.takeover and (late := hold.takeover.to_end_earlier()):
-                hold.keeper.ask(late)
+                hold.keeper.driver.ask(late)
         except BaseException:
             hold.release_later()
             raise
@@ -271,9 +271,9 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             if round.unattended:  # a cancellation cannot interrupt it
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
-                await hold.keeper.aask(round)
+                await hold.keeper.driver.aask(round)
             if hold.takeover and (late := hold.takeover.to_end_earlier()):
-                await hold.keeper.aask(late)
+                await hold.keeper.driver.aask(late)
         except BaseException:
             hold.release_later()
             raise
@@ -538,6 +538,12 @@ class LeaseHold(HoldState):
         highest: The highest tokens seen in this process.
         renewed: Whether the watchdog extends the hold.
     """
+
+    __slots__ = (
+        *("keeper", "clock", "renewed", "tended", "taken_by", "taken_at", "block", "kept", "depth", "by_hand"),
+        *("takeover", "report_at", "abandoned", "outcome", "late", "_sends", "_pid", "_cleanup"),
+        "__dict__",  # made for the identifier in a fence only: see owner()
+    )
 
     def __init__(
         self, keeper: "LockManager", wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool

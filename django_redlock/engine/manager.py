@@ -27,13 +27,12 @@ from ..nodes import Node
 from ..nodes.threads import exiting
 from .confirmations import Confirmations
 from .driver import Driver, LoopSide
-from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
-from .watchdog import NEVER, REAL, Dog, Runtime
+from .watchdog import NEVER, REAL, Runtime
 
 if TYPE_CHECKING:
     from .lock import SkippingLock
@@ -98,9 +97,10 @@ class LockManager:
         self.runtime = runtime
         self.surroundings = Surroundings()
         admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
-        self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
+        self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, keeper=self)
         self.acquirer = Acquirer(self)
-        self.confirmations = Confirmations(rules, runtime, self.ask, at_once=all(node.instant for node in self.nodes))
+        at_once = all(node.instant for node in self.nodes)
+        self.confirmations = Confirmations(rules, runtime, self.driver.ask, at_once=at_once)
         self._descriptions: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
@@ -225,7 +225,7 @@ class LockManager:
         release = Release(slugs, secret, tombstone, revoke=revoke)
         nodes = range(self.rules.nodes)
         round = Round.to_release(release, nodes, self.rules, timeout, lasting=LONGEST_REDELIVERY)
-        self.ask(round)
+        self.driver.ask(round)
         return release_outcome(round.replies, self.rules)
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
@@ -240,14 +240,14 @@ class LockManager:
         """
         process.notice_fork()
         round = Round.to_survey(self.rules, options)
-        self.ask(round)
+        self.driver.ask(round)
         return round.replies
 
     async def asurvey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
         process.notice_fork()
         round = Round.to_survey(self.rules, options)
-        await self.aask(round)
+        await self.driver.aask(round)
         return round.replies
 
     def close(self) -> None:
@@ -258,14 +258,6 @@ class LockManager:
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
         await self.driver.aclose()
-
-    def ask(self, round: Round) -> None:
-        """Carry out one round, blocking; a release that does not reach a node is redelivered in the background."""
-        self.driver.ask(round)
-
-    async def aask(self, round: Round) -> None:
-        """Do what :meth:`ask` does in the running event loop."""
-        await self.driver.aask(round)
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
@@ -281,7 +273,7 @@ class LockManager:
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
             start = self.runtime.clock()
-            self.ask(round)
+            self.driver.ask(round)
             longer += note_extension(round, chosen, start)
         return longer
 
@@ -290,7 +282,7 @@ class LockManager:
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
             start = self.runtime.clock()
-            await self.aask(round)
+            await self.driver.aask(round)
             longer += note_extension(round, chosen, start)
         return longer
 
@@ -328,10 +320,6 @@ class LockManager:
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # looked up now, because it may have been replaced
-
-    def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
-        owner = this_process(since=self.runtime.wall())
-        return ProcessHeartbeat(self, self.rules, self.ask, self.aask, owner, dog, self.runtime.clock, dropped)
 
 
 _managers: WeakSet[LockManager] = WeakSet()
@@ -437,7 +425,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        manager.ask(step)
+                        driver.ask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting and not step.silent:
@@ -451,7 +439,7 @@ class Acquirer:
                 return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             # The connections of the interrupted round were closed, so this makes new ones.
-            manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
+            driver.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
             raise
         finally:
             if waiter.name:
@@ -475,7 +463,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        await manager.aask(step)
+                        await driver.aask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting and not step.silent:

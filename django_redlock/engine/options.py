@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, getattr_static, signature
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack
 
 from ..core.names import check_names, named
 from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, check_release, check_wait, optional_seconds
@@ -275,18 +275,34 @@ def refuse_arguments(method: str, args: Sequence[object], options: Mapping[str, 
         raise TypeError(f"{method}() takes no arguments; {advice}.")
 
 
-class Explained:
-    """An object with a name, whose missing attributes are errors that say what to write instead if that is known."""
+class Absent:
+    """
+    An attribute that a class does not have, for which the error says what to write instead.
 
-    _advice: Mapping[str, str] = {}
+    Not ``__getattr__``: Python would then look up each attribute that the class has in a slow way.
+    """
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> NoReturn:
+        kind = getattr(owner, "__name__", "")
+        advice = self._advice.format(name=getattr(instance, "name", "..."))
+        raise AttributeError(f"{kind!r} object has no {self._name!r}; {advice}.", name=self._name, obj=instance)
+
+
+class Explained:
+    """An object with a name, which lacks some attributes that users expect; the errors say what to write instead."""
 
     def __init_subclass__(cls, advice: Mapping[str, str] | None = None) -> None:
         super().__init_subclass__()
-        cls._advice = cls._advice if advice is None else advice
+        for attribute, text in (advice or {}).items():
+            absent = Absent(text)
+            absent.__set_name__(cls, attribute)
+            setattr(cls, attribute, absent)
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, attribute: str) -> Any:
-            advice = self._advice.get(attribute, "").format(name=self.name)
-            message = f"{type(self).__name__!r} object has no {attribute!r}{f'; {advice}.' if advice else ''}"
-            raise AttributeError(message, name=attribute, obj=self)  # so that Python suggests one that is similar
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(getattr_static(self, name, None), Absent)]

@@ -72,7 +72,7 @@ def tell_nodes(manager: LockManager, request: Release | Extend | Repair, nodes: 
     """Send a request to all nodes, or to some of them, and wait for each reply."""
     requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
     round = Round.to_tell(requests, manager.rules.timeout(manager.rules.ttl))
-    manager.ask(round)
+    manager.driver.ask(round)
     return round
 
 

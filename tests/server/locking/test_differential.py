@@ -103,7 +103,7 @@ def comparable(reply: Reply) -> Any:
 
 def run(manager: LockManager, request: Request) -> Reply:
     round = Round.to_tell({0: request}, manager.rules.timeout(manager.rules.ttl))
-    manager.ask(round)
+    manager.driver.ask(round)
     return round.replies[0]
 
 

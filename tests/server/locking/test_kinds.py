@@ -179,9 +179,9 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
         )
         for token in (readers[0].fencing_token, readers[1].fencing_token)
     )
-    manager.ask(early)
+    manager.driver.ask(early)
     still = [await flavour.extend(lease) for lease in readers]
-    manager.ask(late)
+    manager.driver.ask(late)
 
     assert {reply.kind for reply in early.replies.values()} == {Kind.BUSY}
     assert still == [True, True]
