@@ -361,7 +361,7 @@ class BaseLock(metaclass=WithoutInternals):
         """Release a lock by its secret; a holder that still renews the lock is refused, and learns of a *revoke*."""
         manager, rules = self._manager, self._manager.rules
         request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
-        round = Round.to_release(request, range(rules.nodes), rules, rules.timeout(rules.ttl))
+        round = Round.to_release(request, range(rules.nodes), rules.timeout(rules.ttl), rules.needed)
         await self._flavour.call(manager.driver.ask, manager.driver.aask, round)
         return round
 

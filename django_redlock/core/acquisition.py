@@ -361,7 +361,7 @@ class Acquisition:
             # tells the two holds apart only if the next attempt proposes a higher one, even if the wall clock is set
             # back meanwhile.
             self._highest.lift(attempt.slugs, attempt.number)
-        return Round.to_leave(
+        return Round.to_release(
             release,
             nodes,
             timeout,
@@ -392,6 +392,8 @@ class Waiter:
         name: The waiter's name in the queues: ``process|number``.
         needed: How many nodes must notify the waiter before it asks again.
     """
+
+    __slots__ = ("_given_back", "_heard", "_needed", "_recalled", "name")
 
     def __init__(self, name: str, needed: int) -> None:
         self.name = name

@@ -229,7 +229,7 @@ class Attempt:
         )
         nodes: Iterable[int] = range(rules.nodes)
         if self.skipped:  # silent before, and waiting for them again would lengthen the contest by a timeout
-            nodes = [node for node in nodes if node not in self.skipped]
+            nodes = set(nodes).difference(self.skipped)
         learn = partial(note_token, self._highest, self.slugs)
         first = Round.to_take(request, nodes, rules, self._timeout, learn, PATIENCE if self._waiter else 0.0)
         # Recorded before the first byte is sent: after an interruption the round must be found here and released.

@@ -219,13 +219,14 @@ class HoldState:
         return Round.to_release(
             release,
             nodes,
-            self._rules,
             timeout,
+            self._rules.needed,
             unsure=unsure,
             tombstone=self.ttl,
             lasting=self.ttl,
             granting=self._granting,
             number=self.fencing_token,
+            unattended=not timeout,
         )
 
     def release_came_too_late(self, outcome: Outcome) -> None:

@@ -102,13 +102,13 @@ class Round:
     timeout: float
     needed: int = 0
     hoped: Kind | None = None
+    patience: float = 0.0
+    on_late: Callable[[Reply], None] | None = None
+    mending: bool = False
     cleanup: bool = False
     lasting: float = 0.0
-    patience: float = 0.0
     remedy: Mapping[int, Request] | None = None
-    mending: bool = False
     unattended: bool = False
-    on_late: Callable[[Reply], None] | None = None
     replies: dict[int, Reply] = field(default_factory=dict, init=False)
     late: dict[int, Reply] = field(default_factory=dict, init=False)
     closed: bool = field(default=False, init=False)
@@ -133,16 +133,9 @@ class Round:
         patience: float = 0.0,
     ) -> Self:
         """Return the first round of an attempt at a lock; *patience* is for a caller that waits in the queue."""
-        requests = dict.fromkeys(nodes, request)
-        needed, hoped = rules.needed, Kind.ACCEPTED
+        requests, needed = dict.fromkeys(nodes, request), rules.needed
         return cls(
-            requests,
-            lambda replies: Verdict(replies, rules).settled,
-            timeout,
-            needed,
-            hoped,
-            patience=patience,
-            on_late=on_late,
+            requests, lambda replies: Verdict(replies, rules).settled, timeout, needed, Kind.ACCEPTED, patience, on_late
         )
 
     @classmethod
@@ -156,14 +149,15 @@ class Round:
         patience: float = 0.0,
     ) -> Self:
         """Return the second round of an attempt, which proposes a higher token to the nodes that granted the lock."""
+        requests, needed = dict.fromkeys(nodes, request), rules.needed
         return cls(
-            dict.fromkeys(nodes, request),
+            requests,
             lambda replies: Verdict(replies, rules).accepted,
             timeout,
-            rules.needed,
+            needed,
             Kind.ACCEPTED,
-            patience=patience,
-            on_late=on_late,
+            patience,
+            on_late,
         )
 
     @classmethod
@@ -201,55 +195,24 @@ class Round:
         cls,
         release: Release,
         nodes: Iterable[int],
-        rules: Rules,
         timeout: float,
+        needed: int = 0,
         *,
         unsure: Collection[int] = (),
         tombstone: float = 0.0,
         lasting: float = 0.0,
         granting: "Collection[Round] | None" = None,
         number: int = 0,
+        unattended: bool = False,
     ) -> Self:
         """
-        Return the round that releases a lock, which is decided when a quorum has released it.
-
-        With a timeout of 0 it is *unattended*. The other arguments are those of :meth:`to_leave`.
-        """
-        requests, remedy = _releases(release, nodes, unsure, tombstone, granting, number)
-        needed, hoped = rules.needed, Kind.RELEASED
-        return cls(
-            requests,
-            lambda replies: is_quorum(count(replies, hoped), needed),
-            timeout,
-            needed,
-            hoped,
-            True,
-            lasting,
-            0.0,
-            remedy,
-            unattended=not timeout,
-        )
-
-    @classmethod
-    def to_leave(
-        cls,
-        release: Release,
-        nodes: Iterable[int],
-        timeout: float = 0.0,
-        *,
-        unsure: Collection[int] = (),
-        tombstone: float = 0.0,
-        lasting: float = 0.0,
-        granting: "Collection[Round] | None" = None,
-        number: int = 0,
-    ) -> Self:
-        """
-        Return the round that gives back what an attempt was granted, and leaves the queues.
+        Return the round that releases a lock, or gives back what an attempt was granted and leaves the queues.
 
         Args:
             release: What to release.
             nodes: The nodes that get the release.
-            timeout: Seconds to wait for the replies of all nodes; with 0, the round is over as soon as it is sent.
+            timeout: Seconds to wait for replies.
+            needed: How many nodes must have released the lock to decide the round; with 0, it waits for all replies.
             unsure: The nodes that may execute an earlier request after the release, because that request sits in a
                 buffer or on another connection. The release then leaves a tombstone there.
             tombstone: Seconds for which a tombstone refuses such requests.
@@ -257,9 +220,24 @@ class Round:
             granting: If the caller chose the secret, the rounds that asked for the hold; otherwise None.
             number: The highest fencing token that those rounds proposed. The release must not end a later hold with the
                 same secret, which may have begun when one arrives.
+            unattended: Whether the round, with a timeout of 0, stays open after it was sent.
         """
-        requests, remedy = _releases(release, nodes, unsure, tombstone, granting, number)
-        return cls(requests, never, timeout, cleanup=True, lasting=lasting, remedy=remedy)
+        requests: dict[int, Request] = dict.fromkeys(nodes, release)
+        if unsure:
+            refusing = release._replace(tombstone=tombstone)
+            requests |= dict.fromkeys(requests.keys() & unsure, refusing)
+        remedy = None if granting is None else _limited(requests, granting, number)
+        return cls(
+            requests,
+            lambda replies: needed > 0 and is_quorum(count(replies, Kind.RELEASED), needed),
+            timeout,
+            needed,
+            Kind.RELEASED if needed else None,
+            cleanup=True,
+            lasting=lasting,
+            remedy=remedy,
+            unattended=unattended,
+        )
 
     @classmethod
     def to_beat(cls, request: Acquire, rules: Rules) -> Self:
@@ -482,32 +460,23 @@ def never(replies: Replies) -> bool:
     return False
 
 
-def _releases(
-    release: Release,
-    nodes: Iterable[int],
-    unsure: Collection[int],
-    tombstone: float,
-    granting: Collection[Round] | None,
-    number: int,
-) -> tuple[Mapping[int, Request], Mapping[int, Request] | None]:
-    """Return the releases to send and those to redeliver; see :meth:`Round.to_leave`."""
-    requests = dict.fromkeys(nodes, release)
-    if unsure:
-        refusing = release._replace(tombstone=tombstone)
-        requests |= {node: refusing for node in requests if node in unsure}
-    if granting is None:
-        return requests, None
-    # A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence. A
-    # node that has not answered gets this release after the request that it ends, so only a release that is redelivered
-    # to the node is limited.
+def _limited(requests: dict[int, Request], granting: Collection[Round], number: int) -> dict[int, Request]:
+    """
+    Limit releases to one hold, so that they end no later one with the same secret; return those to redeliver.
+
+    A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence. A
+    node that has not answered gets this release after the request that it ends, so only a release that is redelivered
+    to the node is limited.
+    """
     remedy = dict(requests)
     known = [asked.known() for asked in granting]
     for node, sent in requests.items():
         fence = max([replies[node].fence for replies in known if node in replies], default=0)
+        assert isinstance(sent, Release)
         remedy[node] = limited = sent._replace(fencing_token=max(number, fence))
         if fence:
             requests[node] = limited
-    return requests, remedy
+    return remedy
 
 
 def unanswered(rounds: Iterable[Round]) -> set[int]:

@@ -224,7 +224,7 @@ class LockManager:
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone, revoke=revoke)
         nodes = range(self.rules.nodes)
-        round = Round.to_release(release, nodes, self.rules, timeout, lasting=LONGEST_REDELIVERY)
+        round = Round.to_release(release, nodes, timeout, self.rules.needed, lasting=LONGEST_REDELIVERY)
         self.driver.ask(round)
         return release_outcome(round.replies, self.rules)
 
@@ -389,7 +389,7 @@ class Acquirer:
             reentrant: Whether *who* may enter it again.
             waiting: Called before each pause of a caller that waits in the queue.
         """
-        return self._noted(self.held(wanted, self.run(wanted, waiting), renew), wanted, who, reentrant)
+        return self.held(wanted, self.run(wanted, waiting), renew, who, reentrant)
 
     async def atake(
         self,
@@ -400,8 +400,7 @@ class Acquirer:
         waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """Do what :meth:`take` does without blocking."""
-        lease = self.held(wanted, await self.arun(wanted, waiting), renew, self._driver.loop_side())
-        return self._noted(lease, wanted, who, reentrant)
+        return self.held(wanted, await self.arun(wanted, waiting), renew, who, reentrant, self._driver.loop_side())
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
@@ -482,9 +481,25 @@ class Acquirer:
             if waiter.name:
                 notifications.waiters.leave(waiter)
 
-    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool, loop_side: LoopSide | None = None) -> Lease:
+    def held(
+        self,
+        wanted: Wanted,
+        outcome: Granted | GaveUp,
+        renew: bool,
+        who: object = UNSET,
+        reentrant: bool = False,
+        loop_side: LoopSide | None = None,
+    ) -> Lease:
         """
-        Return the lease of a won acquisition; it belongs to an event loop if the *loop_side* is given.
+        Return the lease of a won acquisition.
+
+        Args:
+            wanted: The lock.
+            outcome: The outcome of the acquisition.
+            renew: Whether to extend the lock while it is held.
+            who: The thread or task that has taken it; not passed if nobody may enter it.
+            reentrant: Whether *who* may enter it again.
+            loop_side: That of the event loop that the lease belongs to; None if it belongs to threads.
 
         Raises:
             LockTakenError: Another owner kept the lock.
@@ -501,19 +516,12 @@ class Acquirer:
                 if heartbeat.next_beat is NEVER:
                     heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
+            if who is not UNSET:
+                if reentrant:
+                    self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+                remember(lease, who)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
-            lease.hold.abandon()
-            raise
-
-    def _noted(self, lease: Lease, wanted: Wanted, who: object, reentrant: bool) -> Lease:
-        """Note that *who* has taken a lock, and return its lease."""
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
             lease.hold.abandon()
             raise
 

@@ -115,7 +115,11 @@ class Gather:
         if now > self.admission.next_due or connections.reviewed != self.admission.changes:  # for few rounds
             self._review(connections, round, now)
         packed: Packed = {}
-        unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
+        unasked: list[int] = []
+        for node in round.requests:
+            sent = self._send(connections, round, node, packed, now)
+            if not sent:
+                unasked.append(node)
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
         expects, asked, patience = True, round.timeout / SLICES, None
         part, began = asked, self._clock()

@@ -174,7 +174,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
-        Round.to_leave(
+        Round.to_release(
             Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), 10.0, lasting=10.0
         )
         for token in (readers[0].fencing_token, readers[1].fencing_token)

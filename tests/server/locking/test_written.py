@@ -146,7 +146,7 @@ def test_other_locks_write_what_they_have_always_written(one: Any):
         lease.release()
     for revoke, step in ((False, "tombstone"), (True, "asked to stop")):
         release = Release(("{report}",), "a" * SECRET_SIZE, revoke=revoke)
-        manager.driver.ask(Round.to_leave(release, nodes := [0], 10.0, unsure=nodes, tombstone=60.0, lasting=60.0))
+        manager.driver.ask(Round.to_release(release, nodes := [0], 10.0, unsure=nodes, tombstone=60.0, lasting=60.0))
         steps[step] = keys()
 
     check(steps, "other-locks.txt", on_server)
