@@ -36,11 +36,11 @@ from .core.admission import Admission
 from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
-from .nodes.clock import steady
 from .routers import read_elsewhere
+from .runtime.clock import steady
 
 TAG = "redlock"
-PATIENCE = 1.0  # seconds to connect to a node
+CONNECT_TIMEOUT = 1.0  # seconds to connect to a node
 FOUND_ROWS = 2  # the value of CLIENT_FOUND_ROWS in MySQL's protocol
 MYSQL = "django.db.backends.mysql"
 POSTGRESQL = "django.db.backends.postgresql"
@@ -214,7 +214,7 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
 
     def why(index: int) -> str:
         try:
-            link = config.nodes[index].connect(PATIENCE)
+            link = config.nodes[index].connect(CONNECT_TIMEOUT)
         except LinkError as error:
             return error.detail if error.failure.perhaps_lasting else ""
         except Exception:  # such as that of a credential provider, whose service this network may not reach

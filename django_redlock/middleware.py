@@ -14,7 +14,7 @@ from django.utils.deprecation import MiddlewareMixin
 from .conf import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .keys import ShortName, Written
+from .keys.view import ShortName, Written
 from .views import Guard, Method, OnBusy, Options, check_methods, check_on_busy, response_to
 
 OfRequest = Callable[[Any], Written]

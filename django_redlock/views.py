@@ -38,7 +38,6 @@ from .db.requests import (
     dispatches,
     handler_of,
     handles,
-    is_framework,
     locks_before,
     locks_later,
     locks_of,
@@ -46,6 +45,7 @@ from .db.requests import (
     locks_within,
     mark,
     methods_of,
+    own_request,
     reached,
     transactions,
 )
@@ -54,12 +54,13 @@ from .engine.lock import Lock, decorators
 from .engine.manager import owner_here
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
+from .frameworks import framework_of
 from .handler import in_transaction, lock, locks
-from .keys import P, ViewCall, ViewKey, arguments_of
+from .keys.view import P, ViewCall, ViewKey, arguments_of
 from .routers import reads_pinned
 
 if TYPE_CHECKING:  # it is long; so the reference shows its name
-    from .keys import Key
+    from .keys.view import Key
 
 log = logging.getLogger("django_redlock")
 
@@ -273,20 +274,12 @@ def check_handler(owner: Any, name: str, called: str) -> None:
         )
     if name in HANDLERS | methods_of(owner):
         return
-    # Any other method of a ViewSet may be one of its actions, but not what the framework calls for other purposes.
-    if not hasattr(owner, "get_extra_actions") or any(
-        is_framework(base) and name in vars(base) for base in owner.__mro__
-    ):
-        handlers = "post()" if is_django(owner) else "post(), update() or an @action"
+    framework = framework_of(owner)
+    if not framework.may_handle(owner, name):
         raise TypeError(
             f"@locked_view decorates views, and {called}() handles no request. Decorate the class, or a method that "
-            f"does, such as {handlers}."
+            f"does, such as {framework.handlers}."
         )
-
-
-def is_django(owner: Any) -> bool:
-    """Return whether a class is a view of Django itself, and not of Django REST framework."""
-    return not hasattr(owner, "perform_content_negotiation")
 
 
 def own_dispatch(view: Any) -> Any:
@@ -309,28 +302,27 @@ def own_dispatch(view: Any) -> Any:
 
 def lock_class(view: Any, guard: "Guard") -> None:
     """
-    Lock a view class: a View around ``dispatch()``, an APIView or a ViewSet around the method that handles a request.
-
-    Django REST framework calls that method after authentication, permissions and throttles.
+    Lock a view class around ``dispatch()``; if that authenticates the request, around the method that handles it.
     """
     dispatch = own_dispatch(view)
+    framework = framework_of(view)
 
     @wraps(dispatch)
     def locked_dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         inner = partial(dispatch, self)
-        handler = handler_of(type(self), getattr(self, "action_map", None), request.method)
+        handler = handler_of(type(self), framework.actions(self), request.method)
         if not guard.options.takes(request.method, reached(type(self), handler)):
             return inner(request, *args, **kwargs)
-        if is_django(view):
+        if not framework.authenticates:
             return (guard.arun if self.view_is_async else guard.run)(inner, request, args, kwargs)
         method = (request.method or "").lower()
         if hasattr(self, method):
             setattr(self, method, guard.around(getattr(self, method)))
         return inner(request, *args, **kwargs)
 
-    # Of the locks of an APIView, that of the class that is decorated last is the innermost.
+    # Around the method that handles the request, the lock of the class that is decorated last is the innermost.
     locks = locks_of(dispatch)
-    mark(locked_dispatch, (guard.options, *locks) if is_django(view) else (*locks, guard.options))
+    mark(locked_dispatch, (*locks, guard.options) if framework.authenticates else (guard.options, *locks))
     view.dispatch = locked_dispatch
 
 
@@ -398,7 +390,7 @@ class Guard:
         self.options = options
         self._signature = signature
         self._key = ViewKey(name, options.key, signature)
-        self._api = owner is not None and not is_django(owner)
+        self._programs = framework_of(owner).programs
 
     @classmethod
     def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
@@ -557,7 +549,7 @@ class Guard:
         Raises:
             BadRequest: The client left out a value that the key needs, or sent one that no lock's name can have.
             ImproperlyConfigured: The key has no value for another reason.
-            ParseError: In a view of Django REST framework, in place of BadRequest, which it does not know.
+            Exception: What the framework of the view has in place of BadRequest.
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
         bound = self._signature.bind_partial(request, *args, **kwargs)
@@ -567,21 +559,13 @@ class Guard:
         try:
             name = check_name(f"{self.options.prefix}:{self._key.resolve(call)}")
         except (BadRequest, ValueError) as error:  # ValueError: a value is too long, or is not valid Unicode
-            raise self._bad_request(request, error) from error
+            raise framework_of(type(request)).bad_request(error, f"@locked_view on {self.name}") from error
         options = self.options
         lock = locks[options.using].on_behalf(name, owner_here("view", label), ttl=options.ttl, wait=options.wait)
         held = self._held(request)
         if lock.name not in held:
             self._refuse_transactions()
         return lock, held
-
-    def _bad_request(self, request: Any, error: Exception) -> Exception:
-        if hasattr(request, "accepted_renderer"):
-            from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
-
-            error = ParseError(str(error.__cause__ or error))
-            return error
-        return error if isinstance(error, BadRequest) else BadRequest(f"@locked_view on {self.name}: {error}")
 
     def _refuse_transactions(self) -> None:
         for connection in connections.all(initialized_only=True):
@@ -601,8 +585,7 @@ class Guard:
 
         A subclass may be decorated as its base class is, and a view may call another one with its request.
         """
-        inner = getattr(request, "_request", request)  # the former: that of Django REST framework wraps Django's
-        leases: dict[str, dict[str, Lease]] = vars(inner).setdefault("_redlock_leases", {})
+        leases: dict[str, dict[str, Lease]] = vars(own_request(request)).setdefault("_redlock_leases", {})
         return leases.setdefault(self.options.using, {})
 
     def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
@@ -611,7 +594,7 @@ class Guard:
         if callable(on_busy) and isinstance(error, LockTakenError):
             return on_busy(request, error)
         status = HTTPStatus.CONFLICT if callable(on_busy) else on_busy
-        return response_to(request, error, status=status, details=self._api)
+        return response_to(request, error, status=status, details=self._programs)
 
     def _refuse_awaitable(self, response: Any) -> None:
         """Refuse an awaitable as a response: it would only run after the lock is released."""
@@ -685,7 +668,7 @@ def response_to(
     The response names the lock only if ``DEBUG`` is on. It has a ``Retry-After`` header and must not be cached.
 
     Args:
-        request: The request; clients that prefer JSON, and those of Django REST framework, get problem details.
+        request: The request; clients that prefer JSON, and those of a framework for programs, get problem details.
         error: What went wrong. :class:`QuorumUnavailableError` is always answered with 503.
         status: The status of the response if another holder has the lock: 409, 423 or 429.
         details: Whether the client gets problem details in any case.
@@ -694,8 +677,7 @@ def response_to(
     # The first type serves */* and clients that state no preference.
     preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
     response: HttpResponse
-    details = details or hasattr(request, "accepted_renderer")  # the request is that of Django REST framework
-    if details or preferred not in (None, "text/html"):
+    if details or framework_of(type(request)).programs or preferred not in (None, "text/html"):
         response = JsonResponse(problem, status=problem["status"], content_type=PROBLEM)
     else:
         try:

@@ -20,7 +20,7 @@ from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import Surroundings
 from django_redlock.engine.watchdog import watchdog
 from django_redlock.handler import DjangoSurroundings
-from django_redlock.nodes import clock
+from django_redlock.runtime import clock
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.etcd import Member
 from tests.services import (

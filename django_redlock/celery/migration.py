@@ -18,7 +18,7 @@ from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
 from ..core.rules import nearest
-from ..keys import CallKey, TaskKey
+from ..keys.task import CallKey, TaskKey
 from ..singleton.options import SingletonOptions
 from ..singleton.slot import DuplicateTask
 from .dispatch import SingletonResult

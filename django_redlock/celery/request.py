@@ -19,7 +19,7 @@ from kombu.exceptions import DecodeError
 
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
-from ..nodes.clock import steady
+from ..runtime.clock import steady
 from ..singleton.arrival import expire
 from ..singleton.driver import free
 from ..singleton.ending import free_dead, shorten

@@ -25,7 +25,7 @@ from ..core.protocol import EndReason
 from ..engine.lease import Lease, log_loss_with, successor
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
-from ..nodes.clock import steady
+from ..runtime.clock import steady
 from ..singleton import questions as ask
 from ..singleton.arrival import Answer, Fail, Leave, Message, PutBack, Revoke, Run, Verdict, arrive, enter, interrupted
 from ..singleton.driver import Nodes

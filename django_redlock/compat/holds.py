@@ -130,12 +130,11 @@ class TimedLease(Chore):
             self._covered = now + ttl
         return agreed
 
-    async def _go_on(self, flavour: Flavour) -> int:
+    async def _go_on(self, flavour: Flavour) -> None:
         """Extend the lease towards the end of the timeout."""
         self._next = math.inf
         with suppress(ValueError):  # too little is left for another lease: the present lease is the last
             await self._extend(self.until, flavour)
-        return 1
 
     @property
     def _watchdog(self) -> Dog:
@@ -149,13 +148,13 @@ class TimedLease(Chore):
         """Return whether the lock is still held."""
         return self.lease.valid()
 
-    def extend(self, leases: object) -> int:
+    def do(self) -> None:
         """Extend the lease towards the end of the timeout."""
-        return run(self._go_on(Blocking))
+        run(self._go_on(Blocking))
 
-    async def aextend(self, leases: object) -> int:
-        """Do what :meth:`extend` does without blocking."""
-        return await self._go_on(Awaiting)
+    async def ado(self) -> None:
+        """Do what :meth:`do` does without blocking."""
+        await self._go_on(Awaiting)
 
 
 def piece(length: float, rules: Rules) -> float:

@@ -1,8 +1,8 @@
 """
-Mask the passwords of URLs in Django's own error reports: the debug page and the mails to ``ADMINS``.
+Mask the passwords of ``REDLOCK`` in Django's own error reports: the debug page and the mails to ``ADMINS``.
 
-Django masks a setting by its name, and a dict's value by its key. A URL that contains a password has no such name, so
-Django shows it: in ``REDLOCK``, and likewise in ``CACHES`` or ``CELERY_BROKER_URL``. Write::
+Django masks a setting by its name, and a dict's value by its key. A node's URL that contains a password has no such
+name, so Django shows it: in the setting, and in the variables of frames that have read it. Write::
 
     DEFAULT_EXCEPTION_REPORTER_FILTER = "django_redlock.contrib.error_reports.MaskingReporterFilter"
 """
@@ -21,27 +21,38 @@ PARAMETER = re.compile(r"(?<=[?&])([^\s=&?]+)=([^\s&#,]+)")
 
 class MaskingReporterFilter(SafeExceptionReporterFilter):
     """
-    Mask passwords in URLs, in addition to what Django masks: in settings, request headers and the variables of frames.
+    Mask passwords in URLs, in addition to what Django masks: in the setting ``REDLOCK`` and in the variables of frames.
 
-    The filter looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is
-    shown. It masks settings and variables even with ``DEBUG = True``.
+    A variable may have a node's URL under any name, so every URL in the variables is masked, whatever it is for. The
+    filter looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is
+    shown. It masks even with ``DEBUG = True``. Other settings are shown as Django shows them.
     """
 
     def cleanse_setting(self, key: str | int, value: Any) -> Any:
-        """Return a setting as Django would show it, with the passwords of URLs masked."""
+        """Return a setting as Django would show it, with the passwords of URLs masked in ``REDLOCK``."""
         cleansed = super().cleanse_setting(key, value)
-        if not isinstance(cleansed, str):
-            return cleansed
-        text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", cleansed)
-        return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
+        return self._masked(cleansed) if key == "REDLOCK" else cleansed
 
     def get_traceback_frame_variables(self, request: HttpRequest | None, tb_frame: Any) -> ItemsView[str, Any]:
         """Return the variables of a frame, with the passwords of URLs masked in strings and in collections of them."""
         variables = super().get_traceback_frame_variables(request, tb_frame)
         return {
-            name: self.cleanse_setting("", value) if type(value) in (str, dict, list, tuple) else value
+            name: self._masked(self.cleanse_setting("", value)) if type(value) in (str, dict, list, tuple) else value
             for name, value in variables
         }.items()
+
+    def _masked(self, value: Any) -> Any:
+        match value:
+            case str():
+                text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", value)
+                return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
+            case dict():
+                return {key: self._masked(each) for key, each in value.items()}
+            case list():
+                return [self._masked(each) for each in value]
+            case tuple():
+                return tuple(self._masked(each) for each in value)
+        return value
 
     def _masked_parameter(self, found: re.Match[str]) -> str:
         secret = self.hidden_settings.search(found[1])

@@ -164,7 +164,7 @@ class Owner(NamedTuple):
         extensions: How often the lease was extended.
         state: The state of a singleton's slot that no run has: ``claimed``, ``queued`` or ``held``. For a lock that
             only records something, ``note``, or ``goes on`` if another message continues the work. Else empty.
-        call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
+        call: Number and arguments of a call that comes after the present one; see ``singleton/pending.py``.
     """
 
     host: str = ""

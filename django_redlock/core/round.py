@@ -229,7 +229,7 @@ class Round:
         remedy = None if granting is None else _limited(requests, granting, number)
         return cls(
             requests,
-            lambda replies: needed > 0 and is_quorum(count(replies, Kind.RELEASED), needed),
+            (lambda replies: is_quorum(count(replies, Kind.RELEASED), needed)) if needed else never,
             timeout,
             needed,
             Kind.RELEASED if needed else None,

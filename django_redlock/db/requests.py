@@ -21,10 +21,11 @@ from django.core.handlers.base import BaseHandler
 from django.db import connections, transaction
 from django.http import HttpRequest
 
+from ..frameworks import framework_of, is_framework
+
 MARK = "_redlock_locks"
 LEFT = "_redlock_transactions"
 
-FRAMEWORKS = frozenset({"adrf", "django", "rest_framework"})
 ACTIONS = ("create", "list", "retrieve", "update", "partial_update", "destroy")
 ASYNC_ACTIONS = ("acreate", "alist", "aretrieve", "aupdate", "partial_aupdate", "adestroy")
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
@@ -45,10 +46,9 @@ def locks_of(view: Any) -> tuple[RequestLock, ...]:
     locks: tuple[RequestLock, ...] | None = getattr(view, MARK, None)
     if locks is None and isinstance(view, partial):
         return locks_of(view.func)
-    if locks is None and getattr(view, "__module__", "") == "rest_framework.decorators":
-        # The handler of @api_view copies no marks from the function that it calls.
-        return tuple(lock for cell in view.__closure__ or () for lock in locks_of(cell.cell_contents))
-    return locks or ()
+    if locks is None:
+        return tuple(lock for function in framework_of(view).within(view) for lock in locks_of(function))
+    return locks
 
 
 def locks_before(view: Any) -> tuple[RequestLock, ...]:
@@ -89,11 +89,6 @@ def handler_of(owner: Any, actions: Mapping[str, str] | None, method: str | None
 def methods_of(owner: Any) -> set[str]:
     """Return the HTTP methods that a view class may handle, in lower case: the usual ones, and those that it adds."""
     return {*METHODS, *getattr(owner, "http_method_names", ())}
-
-
-def is_framework(owner: Any) -> bool:
-    """Return whether a class or function is Django's or one of a framework's, and not the project's."""
-    return owner.__module__.partition(".")[0] in FRAMEWORKS
 
 
 def code_of(method: Any) -> CodeType | None:
@@ -218,10 +213,16 @@ def locks_within(view: Any) -> tuple[RequestLock, ...]:
     return locks + tuple(lock for name in names for lock in locks_of(getattr(owner, name, None)))
 
 
+def own_request(request: Any) -> HttpRequest:
+    """Return Django's own request, which that of another framework wraps."""
+    inner: HttpRequest = getattr(request, "_request", request)
+    return inner
+
+
 @contextmanager
 def transactions(request: HttpRequest, lock: RequestLock) -> Iterator[bool]:
     """Open the transactions that were left to this lock of a request; yield whether there are any."""
-    about = vars(getattr(request, "_request", request))  # the former: that of Django REST framework wraps Django's
+    about = vars(own_request(request))
     left, aliases = about.get(LEFT, (None, ()))
     if left is not lock:
         yield False

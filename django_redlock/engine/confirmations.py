@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..core.attempt import Granted
 from ..core.names import Owner, encode
@@ -11,7 +11,7 @@ from ..core.protocol import ANSWERS, Term
 from ..core.round import Round
 from ..core.rules import Rules
 from ..core.votes import is_quorum
-from .process import process
+from ..runtime.process import process
 from .watchdog import NEVER, Chore, Runtime
 
 GATHER = 0.1  # seconds for which confirmations are gathered
@@ -54,7 +54,7 @@ class Confirmation(NamedTuple):
 
 class Confirmations(Chore):
     """
-    The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
+    The claims of one alias that are to be confirmed.
 
     Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
     messages then pays much less than for a round each. Their records are written then as well, because the same work
@@ -103,10 +103,9 @@ class Confirmations(Chore):
         if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
             runtime.watchdog.watch(self)
 
-    def extend(self, leases: Any = ()) -> int:
+    def do(self) -> None:
         """Send the confirmations that are due; the watchdog calls this."""
         self.send(self._runtime.clock())
-        return 0
 
     def send(self, now: float) -> None:
         """

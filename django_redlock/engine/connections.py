@@ -17,10 +17,10 @@ from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
 from ..core.votes import is_quorum
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node, Packed, known_cause
-from ..nodes.clock import Clock
-from ..nodes.gevent import Here, here, uses_gevent
-from ..nodes.poll import READABLE, poller
-from ..nodes.threads import exiting, start
+from ..runtime.clock import Clock
+from ..runtime.gevent import Home
+from ..runtime.poll import READABLE, poller
+from ..runtime.threads import exiting, start, threads
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 STEPS = 6  # round trips to make a link: one for TCP, two for TLS, then the user, the database and the greeting
@@ -28,7 +28,7 @@ SLOWER = 3.0  # how many times as long as the last link to a node a release wait
 CONNECT_TIMEOUT = 1.5  # seconds to allow for a new link, if the timeout of the round is not longer
 SOONER = 0.9  # share of the time that a round waits for a link after which making it ends, so that the round learns why
 SILENCE = 0.25  # seconds for which a link may be silent after a request whose reply nobody waits for
-PATIENCE = 0.01  # seconds before a reply in flight is looked for
+PROMPT = 0.01  # seconds for which a reply in flight is left unread before the next request
 
 
 def connect_timeout(timeout: float) -> float:
@@ -53,7 +53,7 @@ class Connection:
 
     def is_prompt(self, now: float) -> bool:
         """Return whether to send before reading the replies in flight; they are read before the next reply anyway."""
-        return now - self.in_flight[0][2] < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
+        return now - self.in_flight[0][2] < PROMPT and len(self.in_flight) < MAX_IN_FLIGHT
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the node has been silent for longer than the timeout of the oldest round in flight."""
@@ -238,8 +238,8 @@ class IdleConnections:
         # For each thread, the set on which it sent an unattended round. The thread's next round uses the same
         # connections, so that every node sees both in order.
         self._kept: dict[int, ConnectionSet] = {}
-        self._by_thread: WeakKeyDictionary[Here, list[ConnectionSet]] | None = (
-            WeakKeyDictionary() if uses_gevent() else None
+        self._by_thread: WeakKeyDictionary[Home, list[ConnectionSet]] | None = (
+            WeakKeyDictionary() if threads().greenlets else None
         )
 
     def take(self, now: float) -> ConnectionSet:
@@ -299,13 +299,13 @@ class IdleConnections:
 
     def _stack(self) -> list[ConnectionSet]:
         """Return the idle connection sets that may be used here: under gevent, those of this system thread."""
-        if self._by_thread is None:
+        home = threads().home()
+        if self._by_thread is None or home is None:
             return self.sets
-        thread = here()
-        stack = self._by_thread.get(thread)
+        stack = self._by_thread.get(home)
         if stack is None:
-            stack = self._by_thread[thread] = []
-            thread.links.append(stack)
+            stack = self._by_thread[home] = []
+            home.links.append(stack)
         return stack
 
 
@@ -460,7 +460,7 @@ class NodeConnector:
 
     def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:
         """Wait for the thread that tries to connect to *node*, and share its failure or connect after it."""
-        if uses_gevent():  # a link belongs to the event loop of the thread that made it
+        if threads().greenlets:  # a link belongs to the event loop of the thread that made it
             self._connect(connections, node, timeout, 0.0)
             return
         connections.expect(node)

@@ -14,11 +14,11 @@ from ..core.admission import Admission
 from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import Node
-from ..nodes.threads import exiting
+from ..runtime.process import process
+from ..runtime.threads import exiting
 from .connections import PerLoop
-from .heartbeat import ProcessHeartbeat, this_process
 from .notifications import AsyncNotifications, Notifications
-from .process import process
+from .presence import Presence, this_process
 from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
@@ -35,7 +35,7 @@ class LoopSide(NamedTuple):
 
     gather: AsyncGather
     notifications: AsyncNotifications
-    heartbeat: ProcessHeartbeat
+    heartbeat: Presence
 
 
 class Driver:
@@ -74,7 +74,7 @@ class Driver:
         self.notifications = Notifications(nodes, self._rules.needed, runtime.clock)
         self.redelivery = Redelivery(nodes, runtime.clock)
         self.unattended = self._new_unattended()
-        self.heartbeat = self._new_heartbeat(runtime.watchdog)
+        self.heartbeat = self._new_presence(runtime.watchdog)
         self.loops = PerLoop(self.new_loop_side)
         self.pid = process.pid
         self._hanging_up = False
@@ -171,7 +171,7 @@ class Driver:
         clock = self._runtime.clock
         gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, clock)
         notifications = AsyncNotifications(self._nodes, self._rules.needed)
-        return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog()))
+        return LoopSide(gather, notifications, self._new_presence(self._runtime.loop_watchdog()))
 
     def notice_fork(self) -> None:
         """Drop what belongs to the parent of a fork; its sockets are closed, not shut down."""
@@ -228,9 +228,9 @@ class Driver:
         self.gather.close()
         self._hanging_up = False
 
-    def _new_heartbeat(self, dog: Dog) -> ProcessHeartbeat:
+    def _new_presence(self, dog: Dog) -> Presence:
         owner, clock = this_process(since=self._runtime.wall()), self._runtime.clock
-        return ProcessHeartbeat(self._keeper, self._rules, self.ask, self.aask, owner, dog, clock, self.dropped)
+        return Presence(self._keeper, self._rules, self.ask, self.aask, owner, dog, clock, self.dropped)
 
     def _new_unattended(self) -> UnattendedReleases:
         return UnattendedReleases(self.gather, self.follow_up, self._runtime.watchdog, self._runtime.clock)
@@ -238,7 +238,7 @@ class Driver:
     def _begin_anew(self) -> None:
         self.unattended = self._new_unattended()
         self.redelivery = Redelivery(self._nodes, self._runtime.clock)
-        self.heartbeat = self._new_heartbeat(self._runtime.watchdog)
+        self.heartbeat = self._new_presence(self._runtime.watchdog)
         self.notifications.forked()
         self.notifications = Notifications(self._nodes, self._rules.needed, self._runtime.clock)
         self._hang_up()

@@ -22,10 +22,9 @@ from ..core.round import Round
 from ..core.rules import Wanted, number
 from ..core.votes import release_outcome
 from ..exceptions import LockLostError, printable, who
-from ..nodes.gevent import uses_gevent
-from ..nodes.threads import exiting, new_event
+from ..runtime.process import process
+from ..runtime.threads import exiting, new_event, threads
 from .options import LEASE_ATTRIBUTES, Explained, explained
-from .process import process
 from .watchdog import NEVER, TICK, unreleased, watch_drop
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         if hold.depth > 0:
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
-            round = hold.begin_release(wait or process.ends or uses_gevent())
+            round = hold.begin_release(wait or process.ends or threads().greenlets)
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else hold.outcome
             if hold.ended is not EndReason.RELEASED:

@@ -19,7 +19,7 @@ from ..core.names import named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import Wanted
 from ..exceptions import LockTakenError
-from ..nodes.threads import exiting
+from ..runtime.threads import exiting
 from .lease import Lease, raise_loss
 from .options import ATTRIBUTES, Explained, Plan, check_block, refuse_arguments, without_arguments
 from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread

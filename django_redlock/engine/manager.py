@@ -24,13 +24,13 @@ from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
-from ..nodes.threads import exiting
+from ..runtime.process import HOST, process
+from ..runtime.threads import exiting
 from .confirmations import Confirmations
 from .driver import Driver, LoopSide
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
-from .process import HOST, process
 from .reentrancy import remember
 from .watchdog import NEVER, REAL, Runtime
 
@@ -513,7 +513,7 @@ class Acquirer:
                 runtime = self._manager.runtime
                 (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
                 heartbeat = (loop_side or self._driver).heartbeat
-                if heartbeat.next_beat is NEVER:
+                if heartbeat.next_sign is NEVER:
                     heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             if who is not UNSET:

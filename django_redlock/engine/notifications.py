@@ -24,11 +24,11 @@ from ..core.names import in_one_word
 from ..core.protocol import Failure
 from ..core.votes import is_quorum
 from ..nodes.base import LinkError, Node, NotificationLink
-from ..nodes.clock import Clock
-from ..nodes.poll import READABLE, poller
-from ..nodes.threads import new_event, start
+from ..runtime.clock import Clock
+from ..runtime.poll import READABLE, poller
+from ..runtime.process import HOST
+from ..runtime.threads import new_event, start
 from .connections import CONNECT_TIMEOUT, WakeUp
-from .process import HOST
 
 LINGER = 10.0  # seconds without waiters after which the connections are no longer trusted
 RETRY = 1.0  # seconds between two attempts to reach a node

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from ..core.protocol import Failure, Kind, Reply, Request, failed
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
-from ..nodes.clock import Clock
-from ..nodes.poll import READABLE, poller
-from ..nodes.threads import Background, Bell
+from ..runtime.background import Background, Bell
+from ..runtime.clock import Clock
+from ..runtime.poll import READABLE, poller
 from .connections import CONNECT_TIMEOUT, SILENCE
 
 log = logging.getLogger("django_redlock")

@@ -26,7 +26,7 @@ from weakref import ref
 from ..core.names import named
 from ..core.rules import Wanted
 from ..exceptions import printable
-from ..nodes.clock import Clock
+from ..runtime.clock import Clock
 from .lease import Lease
 from .watchdog import abandoned
 

@@ -14,7 +14,7 @@ from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node, Packed
-from ..nodes.clock import SLICES, Clock, Patience
+from ..runtime.clock import SLICES, Clock, Patience
 from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, IdleConnections, NodeConnector
 
 # Seconds after which a link may have been cut, so that it is checked before use, and its silence proves nothing. A cut

@@ -19,7 +19,7 @@ from ..core.admission import Admission, Greeting
 from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node, Packed
-from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
+from ..runtime.clock import LATE, OWED, SLICES, Clock, crowded, is_late
 from .connections import MAX_IDLE, SILENCE, SILENT, Breakers, connect_timeout
 from .rounds import GRACE, IDLE
 
@@ -399,7 +399,7 @@ class TimeLimits(Generic[T]):
     """
     Call a function for each thing whose time limit has passed.
 
-    A limit counts only the time for which the event loop was served, as :class:`~django_redlock.nodes.clock.Patience`
+    A limit counts only the time for which the event loop was served, as :class:`~django_redlock.runtime.clock.Patience`
     does for threads. So a timer goes off several times within a limit. Where it is late, or the machine has too few
     processors, the time since the last time is counted apart.
 

@@ -3,12 +3,12 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
-from ..nodes.clock import Clock
+from ..runtime.clock import Clock
 from .connections import ConnectionSet
 from .rounds import Gather
 from .watchdog import NEVER, Chore, Dog
@@ -39,7 +39,7 @@ class Sent(NamedTuple):
 
 class UnattendedReleases(Chore):
     """
-    The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
+    The releases of one alias that threads sent and whose outcome is not known yet.
 
     As a rule, the thread that sent a release soon uses the same connections again, and reads the replies. Otherwise the
     watchdog reads them a tenth of a second later. The outcome is known when the replies decide the round, or when the
@@ -93,10 +93,9 @@ class UnattendedReleases(Chore):
         self._open.append(Sent(round, ref(connections), now + timeout, now + LOOK, ended))
         self._dog.watch(self)
 
-    def extend(self, leases: Any) -> int:
+    def do(self) -> None:
         """Read the replies that have come; the watchdog calls this."""
         self.look()
-        return 0
 
     def look(self, *, wait: bool = False) -> None:
         """Read the replies that have come, or *wait* for them for as long as each node timeout lasts."""

@@ -20,17 +20,18 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 from ..core.hold import HoldState
 from ..core.names import named
 from ..core.protocol import Instant
-from ..nodes.clock import Clock, steady
-from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
-from ..nodes.threads import Background, Bell, Errands, exiting
+from ..runtime.background import Background, Bell, Errands
+from ..runtime.clock import Clock, steady
+from ..runtime.gevent import forget_threads, join_threads
+from ..runtime.process import process
+from ..runtime.threads import exiting, threads
 from .connections import PerLoop
-from .process import process
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
@@ -53,20 +54,10 @@ def release_abandoned() -> None:
 
 
 class Chore:
-    """Something besides leases that the watchdog does from time to time; it is never lost."""
+    """Something besides leases that the watchdog does from time to time."""
 
-    renewed = True
     slack = 0.0
-
-    @property
-    def hold(self) -> Self:
-        """The object itself, which knows when the watchdog has to look at it."""
-        return self
-
-    @property
-    def keeper(self) -> Self:
-        """The object itself, which does what is due."""
-        return self
+    """Seconds before it is due from which it may be done with leases; by default, it is done after them."""
 
     def valid(self) -> bool:
         """Return whether there will be something to do."""
@@ -76,24 +67,44 @@ class Chore:
         """Return when to look at it next, on the steady clock; infinity if there is nothing to do."""
         raise NotImplementedError
 
-    def extend(self, leases: Any) -> int:
+    def do(self) -> object:
         """Do what is due; this may block for one node timeout."""
         raise NotImplementedError
 
-    async def aextend(self, leases: Any) -> int:
+    async def ado(self) -> object:
         """Do nothing: as a rule, only the watchdog of the threads has chores."""
-        return 0
 
 
-class Tended(Protocol):
-    """A lease or a :class:`Chore`, which a watchdog looks after."""
+class TendedLease(Protocol):
+    """A lease, which a watchdog has extended by its manager."""
 
     @property
     def hold(self) -> Any:
-        """The object that knows when it is due, and which manager extends it: see :class:`Chore`."""
+        """The object that knows when the lease is due (``due()``, ``slack``), and its manager (``keeper``)."""
 
     def valid(self) -> bool:
         """Return whether the lease is still held; if it is not, notify its holder."""
+
+
+Tended = TendedLease | Chore
+"""What a watchdog looks after."""
+
+
+def due(tended: Tended) -> float:
+    """Return when the watchdog has to see to a lease or a chore, on the steady clock; infinity if it has ended."""
+    when: float = tended.due() if isinstance(tended, Chore) else tended.hold.due()
+    return when
+
+
+def slack(tended: Tended) -> float:
+    """Return how many seconds earlier than that it may be done together with others."""
+    seconds: float = tended.slack if isinstance(tended, Chore) else tended.hold.slack
+    return seconds
+
+
+def belongs_to(tended: Tended, keeper: object) -> bool:
+    """Return whether it is a lease of a manager."""
+    return not isinstance(tended, Chore) and tended.hold.keeper is keeper
 
 
 class Dog(Protocol):
@@ -137,7 +148,7 @@ class Agenda:
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda, or change when it is due; return that time, infinity if it has ended."""
-        when: float = lease.hold.due()
+        when = due(lease)
         if when == NEVER:
             self.drop(lease)
         else:
@@ -163,38 +174,55 @@ class Agenda:
 
         If an exception prevents that, the leases are due again soon.
         """
-        due: list[Tended] = []
+        taken: list[Tended] = []
         if self.next() > now:
-            return due
+            return taken
         for key, when in sorted(self._leases.items(), key=itemgetter(1)):
             lease = key()
-            if when > now and not (due and lease and when - lease.hold.slack <= now):
+            if when > now and not (taken and lease and when - slack(lease) <= now):
                 break
             if lease is None:
                 self._leases.pop(key, None)
-            elif lease.hold.due() <= max(now, when):
+            elif due(lease) <= max(now, when):
                 self._leases[key] = now + TICK
-                due.append(lease)
+                taken.append(lease)
             else:
                 self.add(lease)
-        return due
+        return taken
 
     def _goes_on(self, key: "ref[Tended]") -> bool:
         """Return whether a lease has neither been dropped nor ended; forget it if it has."""
         lease = key()
-        if lease is None or lease.hold.due() == NEVER:
+        if lease is None or due(lease) == NEVER:
             self._leases.pop(key, None)
             return False
         return True
 
 
-def by_keeper(leases: Iterable[Tended]) -> dict[Any, list[Any]]:
-    """Return the leases to extend, by the manager that extends them, and notice the end of the others."""
-    found: dict[Any, list[Any]] = {}
-    for lease in leases:
-        if lease.valid() and lease.hold.renewed:
-            found.setdefault(lease.hold.keeper, []).append(lease)
-    return found
+def work_in(tended: Iterable[Tended]) -> dict[Any, list[Any]]:
+    """
+    Return what is to be done: the leases to extend, by the manager that extends them, and the chores, each by itself.
+
+    The end of the other leases is noticed here.
+    """
+    work: dict[Any, list[Any]] = {}
+    for each in tended:
+        if each.valid():
+            if isinstance(each, Chore):
+                work[each] = [each]
+            elif each.hold.renewed:
+                work.setdefault(each.hold.keeper, []).append(each)
+    return work
+
+
+def carry_out(who: Any, leases: list[Any]) -> None:
+    """Do one piece of that work, blocking."""
+    who.do() if isinstance(who, Chore) else who.extend(leases)
+
+
+async def acarry_out(who: Any, leases: list[Any]) -> None:
+    """Do one piece of that work without blocking."""
+    await (who.ado() if isinstance(who, Chore) else who.aextend(leases))
 
 
 class Watchdog:
@@ -216,9 +244,9 @@ class Watchdog:
     def start_over(self) -> None:
         """Begin with no leases; called in a forked child, which has neither the thread nor the leases of its parent."""
         self._agenda = Agenda()
-        self._slow: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the keepers that were slow, and when
+        self._slow: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # who was slow, and when
         self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
-        self._bell = Bell(real_lock())
+        self._bell = Bell(threads().system_lock())
         # A real thread: a greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
         self._wake_at = NEVER  # until when the thread sleeps; NEVER while it is awake, so that every message rings
@@ -233,25 +261,25 @@ class Watchdog:
     def watch(self, lease: Tended) -> None:
         """Look after *lease* until it ends; start the thread if there is none."""
         self._inbox.append((ref(lease), True))
-        if lease.hold.due() < self._wake_at:
+        if due(lease) < self._wake_at:
             self._bell.ring()
         if why := self._thread.start():
             log.error("no thread to extend the leases of locks, which will end by themselves: %s", why)
 
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*; the thread notices by itself when one has ended."""
-        if lease.hold.due() != NEVER:
+        if due(lease) != NEVER:
             self._inbox.append((ref(lease), False))
 
     def tends(self, keeper: object) -> bool:
         """Return whether this watchdog looks after leases of *keeper*."""
-        return any(lease.hold.keeper is keeper for lease in self._all())
+        return any(belongs_to(lease, keeper) for lease in self._all())
 
     def _all(self) -> Iterator[Tended]:
         """Return what the thread looks after, or is about to."""
         # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
-        return (lease for lease in (*coming, *self._agenda) if lease.hold.due() != NEVER)
+        return (lease for lease in (*coming, *self._agenda) if due(lease) != NEVER)
 
     def rest(self) -> None:
         """End the thread now if there is no lease; otherwise the thread ends a while after the last lease."""
@@ -310,13 +338,13 @@ class Watchdog:
         time comes last, each in its turn.
         """
         try:
-            due = by_keeper(leases)
+            work = work_in(leases)
 
-            def turn(keeper: Any) -> tuple[float, float]:
-                return self._slow.get(keeper, 0.0), min(each.hold.slack or NEVER for each in due[keeper])
+            def turn(who: Any) -> tuple[float, float]:
+                return self._slow.get(who, 0.0), min(slack(each) or NEVER for each in work[who])
 
-            for keeper in sorted(due, key=turn):
-                if self._extend(keeper, due[keeper]):
+            for who in sorted(work, key=turn):
+                if self._carry_out(who, work[who]):
                     break
         except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
             log.exception("looking after the leases of %d locks failed", len(leases))
@@ -325,17 +353,17 @@ class Watchdog:
             self._agenda.put_back(lease)
         return bool(leases)
 
-    def _extend(self, keeper: Any, leases: list[Any]) -> bool:
+    def _carry_out(self, who: Any, leases: list[Any]) -> bool:
         """Extend leases of one manager, or do a chore; return whether that was slow."""
         began = self._clock()
-        self._slow.pop(keeper, None)
+        self._slow.pop(who, None)
         try:
-            keeper.extend(leases)
+            carry_out(who, leases)
         except Exception:  # an error with some leases must not end the renewal of the others
             log.exception("extending the leases of %d locks failed", len(leases))
         slow = self._clock() - began > SLOW
         if slow:
-            self._slow[keeper] = began
+            self._slow[who] = began
         return slow
 
 
@@ -365,7 +393,7 @@ class AsyncWatchdog:
 
     def tends(self, keeper: object) -> bool:
         """Return whether this watchdog looks after leases of *keeper*."""
-        return any(lease.hold.keeper is keeper for lease in self._agenda)
+        return any(belongs_to(lease, keeper) for lease in self._agenda)
 
     def rest(self) -> None:
         """Drop the timers if there is no lease; otherwise the timers end when they find none."""
@@ -420,14 +448,14 @@ class AsyncWatchdog:
             self._set_timers(TICK)
 
     async def _tend(self, leases: list[Tended]) -> None:
-        async def extend(keeper: Any, some: list[Any]) -> None:
+        async def extend(who: Any, some: list[Any]) -> None:
             try:
-                await keeper.aextend(some)
+                await acarry_out(who, some)
             except Exception:
                 log.exception("extending the leases of %d locks failed", len(some))
 
         try:
-            await asyncio.gather(*(extend(keeper, some) for keeper, some in by_keeper(leases).items()))
+            await asyncio.gather(*(extend(who, some) for who, some in work_in(leases).items()))
         finally:
             for lease in leases:
                 self._agenda.put_back(lease)
@@ -442,7 +470,7 @@ process.starts += [watchdog.start_over, forget_threads]
 @atexit.register
 def _end_threads() -> None:
     """End the threads of the operating system under gevent, after the managers have been closed."""
-    if uses_gevent():
+    if threads().greenlets:
         watchdog.stop()
         join_threads(LAST_WORK)
 
@@ -481,7 +509,7 @@ def watch_drop(lease: object, hold: HoldState, clock: Clock, ends: deque[float])
 
 
 def note_drops() -> None:
-    """Warn about the leases that were dropped without a release; the watchdogs and heartbeats call this."""
+    """Warn about the leases that were dropped without a release; the watchdogs and :mod:`.presence` call this."""
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.pop(drop.hold, None)

@@ -128,7 +128,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold
     if every node that did not answer is counted, is only stale if it would last longer than a lease.
 
-    A key that a living process may hold is never stale. If the process renews the lock, it must have sent no heartbeat
+    A key that a living process may hold is never stale. If the process renews the lock, it must have given no sign
     for longer than a lease may last. Otherwise the holder's only lease must have ended, by the clocks of the holder's
     host, of the nodes and of this host; if the holder has extended it, nobody can tell. A lock that several holders
     share is never stale: its key does not say who they are. A process that died less than a lease ago looks like a

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
 from ..core.votes import is_quorum
-from ..engine.heartbeat import SILENCE
+from ..engine.presence import OVERDUE
 from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
@@ -35,7 +35,7 @@ class State(TextChoices):
     answer. ``partial``: there is one holder, but too few nodes report it: an attempt in progress, or the remains of
     one. ``split``: several holders, none with a quorum. ``unrenewed``: a quorum has one holder, whose process is alive
     but has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has sent
-    no heartbeat for ten seconds: it died or is paused. ``no_expiry``: no quorum lets the lock end by itself, so this
+    no sign of life for ten seconds: it died or is paused. ``no_expiry``: no quorum lets the lock end by itself, so this
     library did not write it.
     """
 
@@ -90,8 +90,8 @@ class Life(Enum):
     """
     What the nodes know about a process.
 
-    ``LIVING``: its last heartbeat came a moment ago. ``SILENT``: it sent heartbeats, but not lately: it is dead or
-    paused. ``GONE``: a quorum has had no heartbeat for longer than any lease lasts, so all its leases have ended.
+    ``LIVING``: its last sign of life came a moment ago. ``SILENT``: it gave some, but not lately: it is dead or
+    paused. ``GONE``: a quorum has had no sign of life for longer than any lease lasts, so all its leases have ended.
     ``UNKNOWN``: too few nodes answered, or they were not asked.
     """
 
@@ -324,19 +324,19 @@ class LockReport(NamedTuple):
         """
         Whether to look up if the holder's process is alive.
 
-        A process sends its first heartbeat soon after it takes a lock, and repeats it. If the nodes' clocks show that
-        the process has neither taken nor extended the lock for a while, a heartbeat must have arrived by now. If
+        A process gives its first sign of life soon after it takes a lock, and repeats it. If the nodes' clocks show
+        that the process has neither taken nor extended the lock for a while, a sign must have arrived by now. If
         somebody else changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
         """
         ttl = self.ttl or 0.0
-        return bool(self.process) and not ttl - SILENCE <= self.longest_left <= ttl
+        return bool(self.process) and not ttl - OVERDUE <= self.longest_left <= ttl
 
     def of_process(self, life: Life, now: float) -> "LockReport":
         """Return a suspicious lock in the state that follows from the *life* of its process; *now* is the date."""
         state = self.state
         if state in (State.HELD, State.DEGRADED):
-            # A process may not have sent a heartbeat yet in the first seconds of its hold.
-            heard = self.silent_for > SILENCE or now - (self.since or now) > SILENCE
+            # A process may not have given a sign of life yet in the first seconds of its hold.
+            heard = self.silent_for > OVERDUE or now - (self.since or now) > OVERDUE
             if life is Life.LIVING and self.silent_for > (self.ttl or 0.0) / 2:
                 state = State.UNRENEWED
             elif life in (Life.SILENT, Life.GONE) and heard:

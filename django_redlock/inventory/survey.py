@@ -28,8 +28,8 @@ from ..core.protocol import ABSENT, ENDLESS, PERMITS, SHARED, Extend, Kind, Rele
 from ..core.round import Round, SurveyOptions
 from ..core.rules import EXPIRY_ROUNDING
 from ..core.votes import agreed, is_quorum
-from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
+from ..engine.presence import LIFE
 from ..exceptions import QuorumUnavailableError
 from .model import (
     LAST_SECOND,
@@ -49,7 +49,7 @@ from .model import (
 PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
-PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
+SILENT_NODE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
 
 
 Requests = Generator[SurveyOptions, Mapping[int, Reply], None]
@@ -196,7 +196,7 @@ class Poll:
         self._refusing: dict[int, str] = {}  # the nodes that would not write, and why
         self._total = 0
         self._lasting: set[str] = set()  # the names that some node holds
-        self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its heartbeat
+        self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its last sign
         self._suspects: dict[str, str] = {}  # by slug, the process of a lock that nobody seems to extend
         self._locks: list[LockReport] | None = None
         self._started = 0.0  # when a listing began, plus the time that it waited for silent nodes
@@ -317,7 +317,7 @@ class Poll:
             also: The slugs to ask for by name if the listing is cut short.
         """
         self._started = self.manager.runtime.clock()
-        self._patience = max(seconds, PATIENCE)
+        self._patience = max(seconds, SILENT_NODE)
         cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
         if cursors:  # locks that never end come last in the indexes, and somebody must see to them
             yield from self._page(dict.fromkeys(cursors, ENDLESS))
@@ -402,7 +402,7 @@ class Poll:
         for row in reply.rows:
             slug = row.slug
             if slug.endswith(HEARTBEAT):
-                self._heard[process_of(slug)][node] = since_heartbeat(row)
+                self._heard[process_of(slug)][node] = since_sign(row)
                 continue
             if not trusted and is_absurd(row.fence, reply.time):
                 self.absurd[slug].add(node)
@@ -528,8 +528,8 @@ def read_value(value: str) -> tuple[str, str]:
     return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
 
 
-def since_heartbeat(row: Row) -> float:
-    """Return the seconds since a process sent a heartbeat, from its key and the time that the key has left."""
+def since_sign(row: Row) -> float:
+    """Return the seconds since a process gave a sign of life, from its key and the time that the key has left."""
     if row.left == ABSENT:
         return math.inf
     return max(0.0, lease_of(read_value(row.value)[1])[0] - (row.left or 0.0))

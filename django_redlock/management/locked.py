@@ -26,7 +26,7 @@ from ..engine.manager import owner_here
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..keys import Key, P, ViewCall, ViewKey
+from ..keys.view import Key, P, ViewCall, ViewKey
 
 Command = TypeVar("Command", bound=BaseCommand)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -30,7 +30,7 @@ NO_QUORUM = 3  # exit code
 INTERRUPTED = 130  # exit code, as shells report the end by Ctrl-C
 UNREAD = 141  # exit code, as shells report the end by a broken pipe
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
-PATIENCE = 30.0  # seconds
+LISTING_TIME = 30.0  # seconds that a listing takes at most
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
@@ -219,7 +219,7 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
     try:
         if names:
             return find_locks([slug for name in names for slug in slugs_of(name)], using)
-        return held_locks(using, limit=MOST, seconds=PATIENCE)
+        return held_locks(using, limit=MOST, seconds=LISTING_TIME)
     except (InvalidRedlockError, ValueError) as error:
         raise CommandError(str(error), returncode=MISUSED) from None
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ..nodes.clock import steady
+from ..runtime.clock import steady
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended

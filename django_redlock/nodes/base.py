@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from ..core.admission import Greeting
 from ..core.protocol import Failure, Kind, Reply, Request, failed
 from ..exceptions import printable
-from .clock import steady
+from ..runtime.clock import steady
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from ..core.admission import Greeting
 from ..core.node_state import NodeState
 from ..core.protocol import HIGHEST, Failure, Reply, Request
+from ..runtime.clock import steady
 from .base import INCOMPLETE, LinkError, NodeSpec, Packed
-from .clock import steady
 
 
 class MemoryNode:

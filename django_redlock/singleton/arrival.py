@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from ..core.names import GOES_ON, NOTE
+from ..core.protocol import Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
 from .options import Return, SingletonOptions
@@ -53,6 +54,7 @@ LONG_KEPT = 60.0  # seconds after which it may well have done so: few brokers ha
 RESULT_TRIES = 10  # how often a message is put back, for five minutes in all, before it runs without the result store
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if its stored result records it too
 ROW_WAIT = 30.0  # seconds after which a row that waits for its slot looks who has it
+KNOWN = 30 * 86_400.0  # seconds after the end of its slot for which a row is known to be cancelled
 ROW_PAUSE = 0.5  # seconds between two attempts of a row while the nodes do not answer, on average
 CONSEQUENCES = {
     "wait": "is put back to wait for its slot",
@@ -860,6 +862,24 @@ def _waiting_rows(row: Row, begun: bool = False) -> Steps[Mapping[str, Seen] | N
     waiting = [[each for each in seen.sightings if each.holder.waits] for seen in places]
     first = [min(rows, key=lambda each: each.holder.task_id != ticket.task_id, default=FREE) for rows in waiting]
     return dict(zip(names, first, strict=True))
+
+
+def cancel(ticket: Ticket, name: str, seen: Seen, left: float) -> Steps[bool]:
+    """
+    Cancel a row that waits with the slot *name*, and free the slot; return whether the row will not run.
+
+    Args:
+        ticket: The ticket of the row.
+        name: The lock that it has.
+        seen: What the nodes say about that.
+        left: For how long the slot lasts, in seconds.
+    """
+    # The row may wait for longer than its slot lasts.
+    secret = yield Put(ticket.cancelled, left + KNOWN, NOTE, ref=ticket.task_id)
+    if (yield Free(name, seen.secret)) not in (Outcome.TAKEN, Outcome.EXPIRED):
+        return True
+    # A worker was quicker, but may have found the note; then it has taken that over.
+    return (yield Free(ticket.cancelled, secret)) in (Outcome.TAKEN, Outcome.UNKNOWN)
 
 
 def _is_withdrawn(ticket: Ticket, note: Seen) -> Steps[bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.names import GOES_ON, NOTE
+from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
 from .pending import discard
@@ -19,6 +20,8 @@ from .slot import CLAIM, SlotState
 from .ticket import Ticket
 
 KILL_TIME = 3.0  # seconds after which a process that was told to die is certainly dead: TERM, 0.1 s, KILL
+
+MOMENT = 30.0  # seconds after which a lock ends that is taken for a moment, if its release is lost
 
 log = logging.getLogger("django_redlock")
 
@@ -193,3 +196,31 @@ def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]
         if seen.secret == secret:
             # The process does not have this secret, so it can neither renew the slot nor give it to its message.
             yield Put(ticket.running, min(KILL_TIME, rules.lease), "", ref=ticket.task_id, adopt=secret)
+
+
+def is_abandoned(ticket: Ticket) -> Steps[bool]:
+    """
+    Return whether no process runs a row of Django's tasks any more, or waits with it.
+
+    Nodes that have just restarted answer, but have forgotten who lives. So this takes the lock that shows life itself
+    for a moment: they do not grant it before whoever lives could show it again.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    (seen,) = yield Look((ticket.running,))
+    # A slot that a quorum of nodes has is seen on one of those that answer, at least.
+    if any(each.holder.task_id == ticket.task_id and each.holder.state is SlotState.RUNNING for each in seen.sightings):
+        return False
+    try:
+        secret = yield Put(ticket.alive, MOMENT, "", label="redlock_reap_tasks")
+    except LockTakenError:
+        return False
+    return bool((yield Free(ticket.alive, secret)) is Outcome.RELEASED)
+
+
+def requeue(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
+    """Take the slot for a row that is put back; without it, the row runs as one that has none."""
+    if ticket.waiting:
+        with suppress(LockTakenError, QuorumUnavailableError):
+            yield Put(ticket.waiting, rules.queue_ttl, SlotState.QUEUED, ticket.secret, ticket.task_id)

@@ -12,7 +12,7 @@ from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
-from ..keys import TaskKey
+from ..keys.task import TaskKey
 from .call import once_confirmed
 from .driver import Nodes, seen_in
 from .options import SingletonOptions

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from ..conf import DEFAULT_ALIAS
 from ..core.rules import Rules, nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions, check_switch
-from ..keys import CallKey
+from ..keys.task import CallKey
 from .ticket import LIFETIME, RUNNING, SCOPES, WAITING
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]

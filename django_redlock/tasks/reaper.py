@@ -12,7 +12,6 @@ they do not grant it before whoever lives could show it again.
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,14 +23,13 @@ from django.tasks.signals import task_finished
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from ..core.protocol import Outcome
-from ..engine.manager import fresh_secret, owner_here
-from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..engine.manager import fresh_secret
+from ..exceptions import QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory import held_locks
 from ..singleton.driver import Nodes
-from ..singleton.questions import Free, Look, Put
-from ..singleton.slot import SlotState
+from ..singleton.ending import is_abandoned, requeue
+from ..singleton.questions import Free
 from ..singleton.ticket import Ticket
 from .run import SingleFunction
 
@@ -103,7 +101,7 @@ class Reaper:
             if function is None or not ticket.running:
                 continue
             try:
-                if not is_abandoned(row, ticket, function.singleton_options.lease):
+                if not self._is_abandoned(row, ticket, function):
                     continue
             except QuorumUnavailableError as error:
                 unanswered = error
@@ -116,6 +114,12 @@ class Reaper:
         if unanswered:
             raise unanswered
 
+    def _is_abandoned(self, row: Any, ticket: Ticket, function: SingleFunction) -> bool:
+        lease = function.singleton_options.lease
+        if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
+            return False
+        return Nodes(ticket.using, function.name).run(is_abandoned(ticket))
+
     def _reap(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
         fails = self._fail or len(row.worker_ids) > REPEATS
         if not self._act:
@@ -126,10 +130,7 @@ class Reaper:
         """Let the row run once more, under the same id; it has the slot from now on, unless another call has it."""
         slot = Ticket(ticket.name, ticket.using, ticket.task_id, fresh_secret(), scope=ticket.scope)
         nodes = Nodes(slot.using, function.name)
-        with suppress(LockTakenError, QuorumUnavailableError):  # then it runs as a row without a slot does
-            if slot.waiting:
-                ttl, ref = function.singleton_options.queue_ttl, slot.task_id
-                nodes.put(Put(slot.waiting, ttl, SlotState.QUEUED, slot.secret, ref))
+        nodes.run(requeue(slot, function.singleton_options))
         if self._same(row).update(status=TaskResultStatus.READY, started_at=None):
             return "put back"
         nodes.free(Free(slot.waiting, slot.secret))
@@ -161,26 +162,6 @@ def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:
         return function, function.singleton_ticket(str(row.id), **row.args_kwargs)
     except Exception:  # of the project's module, or of its key
         return None, Ticket("", "", "")
-
-
-def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
-    """
-    Return whether no process runs a row any more, or waits with it.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
-        return False
-    # A slot that a quorum of nodes has is seen on one of those that answer, at least.
-    (slot,) = Nodes(ticket.using, "").look(Look((ticket.running,)))
-    holders = [seen.holder for seen in slot.sightings]
-    if any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders):
-        return False
-    life = locks[ticket.using].on_behalf(ticket.alive, owner_here("command", "redlock_reap_tasks"), wait=0)
-    with suppress(LockTakenError):
-        return life.acquire().release() is Outcome.RELEASED
-    return False
 
 
 def is_held(ticket: Ticket) -> bool:

@@ -30,7 +30,7 @@ from ..engine.manager import owner_here
 from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
-from ..keys import TaskKey, signature_of
+from ..keys.task import TaskKey, signature_of
 from ..singleton import questions as ask
 from ..singleton.arrival import Fail, Revoke, Row, occupy
 from ..singleton.arrival import Run as Begins
@@ -203,12 +203,11 @@ class Run(Nodes, Chore):
         """Return when the watchdog looks at this run next; see :class:`~django_redlock.engine.watchdog.Chore`."""
         return NEVER if self._closed else self._next
 
-    def extend(self, leases: Any) -> int:
+    def do(self) -> None:
         """Show that the process lives if the run has no slot; the watchdog calls this."""
         slot, self._next = self.row.slot, self.manager.runtime.clock() + TICK
         if not (slot and slot.valid()) and not self.manager.runtime.watchdog.apart(self.show_life):
             self.show_life()
-        return 0
 
     def show_life(self, question: ask.ShowLife | None = None) -> None:
         """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""

@@ -15,14 +15,12 @@ from asgiref.sync import sync_to_async
 from django import tasks
 from django.utils.module_loading import import_string
 
-from ..core.names import NOTE
-from ..core.protocol import Outcome
 from ..engine.lease import Lease
 from ..handler import locks
-from ..keys import CallKey
+from ..keys.task import CallKey
+from ..singleton.arrival import cancel
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
-from ..singleton.questions import Free, Put
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket
 from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, stored_here
@@ -261,13 +259,7 @@ class Singleton(Slots[P]):
         stored, left = stored_here(ticket.using, name, seen.secret), seen.left
         if stored:  # the slot may still be the claim, which lapses soon
             left = max(left, stored.ends - locks[ticket.using].runtime.clock())
-        # The row may wait for longer than its slot lasts.
-        nodes = self._nodes
-        secret = nodes.put(Put(ticket.cancelled, left + 30 * 86_400, NOTE, ref=ticket.task_id))
-        if nodes.free(Free(name, seen.secret)) not in (Outcome.TAKEN, Outcome.EXPIRED):
-            return True
-        # A worker was quicker, but may have found the note; then it has taken that over.
-        return nodes.free(Free(ticket.cancelled, secret)) in (Outcome.TAKEN, Outcome.UNKNOWN)
+        return self._nodes.run(cancel(ticket, name, seen, left))
 
     def _id_of(self, name: str, seen: Seen) -> str | None:
         stored = stored_here(self._task.singleton_options.using, name, seen.secret)

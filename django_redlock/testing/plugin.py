@@ -1,10 +1,11 @@
 """
 Fixtures for pytest, available wherever this package is installed; each is named ``redlock_...``.
 
-``redlock_reset`` applies to every test. Imports are inside functions, because projects load this plugin for unrelated
-tests, too.
+``redlock_reset`` applies to every test of a project that has ``django_redlock`` in ``INSTALLED_APPS``. Imports are
+inside functions, because pytest loads this plugin for the tests of every other project, too.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,15 @@ def redlock_reset() -> Iterator[None]:
     """
     Empty the in-memory nodes at the beginning and at the end of each test.
 
+    It does nothing if the project's ``INSTALLED_APPS`` do not have ``django_redlock``.
+
     To keep locks from test to test, define a fixture of this name that does nothing in the module, class or
     ``conftest.py``.
     """
+    django = sys.modules.get("django.apps")
+    if django is None or not django.apps.ready or not django.apps.is_installed("django_redlock"):
+        yield
+        return
     from .reset import reset_locks  # only here: pytest loads this module before coverage measures
 
     reset_locks()

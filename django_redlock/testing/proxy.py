@@ -24,7 +24,7 @@ from .servers import reserve_port
 
 Direction = Literal["requests", "replies", "both"]
 
-PATIENCE = 60.0  # seconds to wait for the proxy's own thread, which may be slow on a busy machine
+THREAD_TIMEOUT = 60.0  # seconds to wait for the proxy's own thread, which may be slow on a busy machine
 BACKLOG = 100  # connections that wait to be accepted
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
@@ -85,7 +85,7 @@ class FaultProxy:
             self._run(self._hang_up())
             self._running = False
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(PATIENCE)
+            self._thread.join(THREAD_TIMEOUT)
             self._loop.close()
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
@@ -138,10 +138,10 @@ class FaultProxy:
         """Run *action* in the proxy's thread and wait until it returns."""
         done = asyncio.run_coroutine_threadsafe(action, self._loop)
         try:
-            done.result(PATIENCE)
+            done.result(THREAD_TIMEOUT)
         except TimeoutError:
             raise TimeoutError(
-                f"The proxy's thread has had no time for {PATIENCE:g} s: the machine is overloaded."
+                f"The proxy's thread has had no time for {THREAD_TIMEOUT:g} s: the machine is overloaded."
             ) from None
 
     def _lines(self, direction: Direction) -> list["_Line"]:

@@ -43,7 +43,7 @@ from ..nodes.redis.wire import resp
 
 START_TIMEOUT = 60.0  # seconds; usually 0.05
 STOP_TIMEOUT = 20.0  # seconds; usually 0.1
-PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
+CLIENT_TIMEOUT = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
 READY = b"Ready to accept connections"
 SERVER_PORTS = range(20_000, 32_768)  # below those that Linux, macOS and Windows give to clients
 
@@ -159,7 +159,11 @@ class Server:
 
     def client(self, **options: Any) -> redis.Redis:
         """Return a redis-py client that gives up after ten seconds; *options* are those of redis-py."""
-        defaults = {"decode_responses": True, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
+        defaults = {
+            "decode_responses": True,
+            "socket_timeout": CLIENT_TIMEOUT,
+            "socket_connect_timeout": CLIENT_TIMEOUT,
+        }
         return redis.Redis.from_url(self.url, **{**defaults, **options})
 
     def start(self) -> Self:
@@ -226,7 +230,7 @@ class Server:
         self.thaw()
         requests = [["AUTH", self.password]] if self.password else []
         requests.append(["FLUSHALL"])
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), CLIENT_TIMEOUT) as connection:
             connection.sendall(b"".join(map(resp, requests)))
             with connection.makefile("rb") as replies:
                 return all(replies.readline() == b"+OK\r\n" for _ in requests)

@@ -42,16 +42,16 @@ from ..core.protocol import EndReason, Kind, Reply, Request, Survey
 from ..core.rules import Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
-from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager
 from ..engine.notifications import Waiters
-from ..engine.watchdog import Agenda, Runtime, Tended, by_keeper
+from ..engine.presence import Presence
+from ..engine.watchdog import Agenda, Chore, Runtime, Tended, carry_out, work_in
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
-from ..nodes.clock import steady
 from ..nodes.memory import MemoryNode
+from ..runtime.clock import steady
 
 EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
@@ -314,8 +314,8 @@ class SimulatedProcess:
     def tend(self, now: float) -> None:
         """Renew the due leases, unless the process is paused."""
         due = [] if self.stopped else self.agenda.take(now)
-        for keeper, some in by_keeper(due).items():
-            keeper.extend(some)
+        for who, some in work_in(due).items():
+            carry_out(who, some)
         for lease in due:
             self.agenda.put_back(lease)
 
@@ -395,27 +395,28 @@ class SimulatedNode(MemoryNode):
 
 
 class VirtualWatchdog:
-    """Replace the thread that renews leases. The process sends no heartbeats, which are for operators."""
+    """Replace the thread that renews leases. The process gives no signs of life, which are for operators."""
 
     def __init__(self, process_of: Callable[[object], SimulatedProcess]) -> None:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
         """Put a lease on the agenda of its process."""
-        if not isinstance(tended, ProcessHeartbeat):
+        if not isinstance(tended, Presence):
             self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
         """Take a lease off the agenda of its process."""
-        if not isinstance(tended, ProcessHeartbeat):
+        if not isinstance(tended, Presence):
             self._agenda(tended).drop(tended)
 
     def _agenda(self, tended: Any) -> Agenda:
         """Return the agenda of the process that has a lease, the term of one, or the run of a task."""
-        return self._process_of(getattr(tended, "manager", None) or getattr(tended, "lease", tended).hold.keeper).agenda
+        lease = getattr(tended, "lease", None) if isinstance(tended, Chore) else tended
+        return self._process_of(getattr(tended, "manager", None) or (lease.hold.keeper if lease else tended)).agenda
 
     def tends(self, keeper: object) -> bool:
-        """Return False; only heartbeats use this."""
+        """Return False; only signs of life depend on this."""
         return False
 
     def apart(self, function: Callable[[], object]) -> bool:

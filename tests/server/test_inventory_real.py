@@ -45,16 +45,16 @@ def taken(name: str = "orders:7", **how) -> Lease:
 
 @pytest.fixture
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process send a heartbeat now, and again soon, that counts for a second."""
+    """Make this process give a sign of life now, and again soon, that counts for a second."""
     for name, seconds in (("FIRST", 0.0), ("EVERY", 0.1), ("LIFE", 1.0)):
-        monkeypatch.setattr(f"django_redlock.engine.heartbeat.{name}", seconds)
+        monkeypatch.setattr(f"django_redlock.engine.presence.{name}", seconds)
 
 
 # States
 
 
 def test_processes_are_no_locks(five, lively):
-    """A process's heartbeat is no lock, and goes on exactly as long as the process holds one."""
+    """A process's sign of life is no lock, and is repeated exactly as long as the process holds one."""
     lease, manager = lock("orders:7").acquire(), locks["default"]
     with five[0].client() as client:
         wait_until(lambda: client.zcard("redlock:index") == 2)
@@ -71,23 +71,23 @@ def test_processes_are_no_locks(five, lively):
     assert not manager.driver.heartbeat.valid()
 
 
-def test_all_heartbeats_of_a_process_keep_one_key(five):
-    """Blocking code, event loops and a recreated manager each send the one heartbeat of their process."""
+def test_all_signs_of_a_process_keep_one_key(five):
+    """Blocking code, event loops and a recreated manager each give the one sign of life of their process."""
 
-    async def beat() -> int:
-        return await locks["default"].driver.loop_side().heartbeat.aextend(())
+    async def sign() -> int:
+        return await locks["default"].driver.loop_side().heartbeat.ado()
 
-    heard = [locks["default"].driver.heartbeat.extend(()), asyncio.run(beat()), asyncio.run(beat())]
+    heard = [locks["default"].driver.heartbeat.do(), asyncio.run(sign()), asyncio.run(sign())]
     locks.reset()
-    heard += [locks["default"].driver.heartbeat.extend(()), asyncio.run(beat())]
+    heard += [locks["default"].driver.heartbeat.do(), asyncio.run(sign())]
 
     with five[0].client() as client:
         assert len(client.keys("redlock:*~p:h")) == 1
     assert heard == [3] * 5  # nobody waits for more than a quorum
 
 
-def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
-    """A process that holds locks only in an event loop sends heartbeats as well."""
+def test_an_event_loop_gives_the_sign_of_life_of_its_process(five, lively):
+    """A process that holds locks only in an event loop gives signs of life as well."""
 
     async def held() -> None:
         async with lock("orders:7", renew=False, ttl=30):

@@ -33,9 +33,9 @@ from django_redlock.core.acquisition import Waiter
 from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
-from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError, Packed
 from django_redlock.nodes.memory import checked, known
+from django_redlock.runtime.process import process
 from django_redlock.testing.simulation import EPOCH, RETRY, SimulatedProcess, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request

@@ -448,24 +448,24 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
 
 
 def test_timeout_that_takes_several_leases_is_renewed_before_chores(monkeypatch):
-    """A heartbeat that waits for silent nodes does not cost it the lock."""
+    """A sign of life that waits for silent nodes does not cost it the lock."""
     order = []
 
-    class Heartbeat(Chore):
+    class Sign(Chore):
         def due(self):
             return 0.0
 
-        def extend(self, leases):
-            order.append("heartbeat")
+        def do(self):
+            order.append("sign of life")
 
     lock = Lock(None, NAME, timeout=90)
     lock.acquire()
     timed = next(each for each in watchdog._all() if isinstance(each, TimedLease))
-    monkeypatch.setattr(TimedLease, "extend", lambda timed, leases: order.append("timed lease"))
+    monkeypatch.setattr(TimedLease, "do", lambda timed: order.append("timed lease"))
 
-    Watchdog()._tend([Heartbeat(), timed])
+    Watchdog()._tend([Sign(), timed])
 
-    assert order == ["timed lease", "heartbeat"]
+    assert order == ["timed lease", "sign of life"]
     lock.release()
 
 

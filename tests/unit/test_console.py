@@ -327,16 +327,17 @@ MASKING = "django_redlock.contrib.error_reports.MaskingReporterFilter"
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_reports_of_errors_show_no_password(debug):
-    """With the filter, neither the settings in a report nor the variables of its frames show a password."""
+    """With the filter, neither REDLOCK in a report nor the variables of its frames show a password."""
     get_default_exception_reporter_filter.cache_clear()  # Django keeps it for the life of a process
-    with override_settings(REDLOCK=LEAKY, DEBUG=debug, DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING):
+    other = {"SHOP_FEED": "https://shop:open@feed"}
+    with override_settings(REDLOCK=LEAKY, DEBUG=debug, DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING, **other):
         with pytest.raises(InvalidRedlockError) as error:
             locks["wrong"].lock("orders:7")
         reporter = ExceptionReporter(None, error.type, error.value, error.tb, is_email=True)
         reports = [reporter.get_traceback_text(), reporter.get_traceback_html()]
     get_default_exception_reporter_filter.cache_clear()
     assert [report for report in reports if SECRET in report] == []
-    for shown in ("redis://locks:********************@lock-1:6379", "mymaster"):
+    for shown in ("redis://locks:********************@lock-1:6379", "mymaster", "https://shop:open@feed"):
         assert [report for report in reports if shown not in report] == []
 
 

@@ -2,7 +2,7 @@
 What semantic versioning covers: all that users write, and what their programs read.
 
 It is in a file, so that a change is seen in review. The records on the nodes are in others: see
-tests/server/locking/test_written.py. Types are left to tests/typing/usage.py.
+tests/server/locking/test_frozen_keys.py. Types are left to tests/typing/usage.py.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """
 The directions of imports: from the edges down to the exceptions, never up.
 
-    edges -> db -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core -> exceptions
+    edges -> db -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core, runtime -> exceptions
 """
 
 import ast
@@ -21,15 +21,15 @@ PACKAGE = Path(django_redlock.__file__).parent
 
 FLOORS = [
     {"exceptions"},
-    {"core"},
+    {"core", "runtime"},  # which do not know each other
     {"nodes"},
     {"engine"},
     {"checks", "conf", "handler", "routers", "signals"},
     {"inventory"},
-    {"db", "keys", "singleton"},  # what doors such as views and tasks share; these rooms never import a door
+    {"db", "frameworks", "keys", "singleton"},  # what doors such as views and tasks share; they never import a door
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
-BELOW_DJANGO = ("exceptions", "core", "nodes", "engine")
+BELOW_DJANGO = ("exceptions", "core", "runtime", "nodes", "engine")
 
 # The nodes that are Django's databases.
 OF_DJANGO = {"nodes/database/node.py", "nodes/database/table.py"}
@@ -42,7 +42,7 @@ NOT_IN_CORE = {
 
 # The engine takes these from its ``Runtime``, so that a simulation can pass its own.
 OF_RUNTIME = {
-    *("time", "random", "django_redlock.nodes.clock.steady"),
+    *("time", "random", "django_redlock.runtime.clock.steady"),
     *(f"django_redlock.engine.watchdog.{name}" for name in ("watchdog", "loop_watchdog")),
 }
 
@@ -142,6 +142,14 @@ def test_core_needs_the_standard_library_only():
     assert foreign == []
 
 
+@pytest.mark.parametrize(("room", "may"), [("core", {"core", "exceptions"}), ("runtime", {"runtime", "exceptions"})])
+def test_what_decides_and_what_runs_know_nothing_of_each_other(room, may):
+    """Neither the core nor the machinery of the process imports anything else of the package."""
+    ours = [each for each in imports() if each.room == room and each.top == "django_redlock"]
+
+    assert [each for each in ours if each.target not in may] == []
+
+
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
@@ -178,7 +186,7 @@ def test_seeded_generator_is_for_pauses_only():
 
     assert drawing == {
         *("engine/watchdog.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
-        "keys.py",  # imports the type UUID
+        "keys/view.py",  # imports the type UUID
     }
 
 
@@ -268,7 +276,7 @@ def test_votes_are_counted_in_one_place():
         path
         for path, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Compare) and path not in ("core/votes.py", "keys.py")  # which compares arguments
+        if isinstance(node, ast.Compare) and path not in ("core/votes.py", "keys/task.py")  # which compares arguments
         for each in ast.walk(node)
         if (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")).strip("_") in ("needed", "spare")
     }
@@ -286,13 +294,34 @@ PYTHON_LOCKS = {
 
 
 def test_engine_enters_no_lock_through_python_code():
-    """An exception from a signal handler in it would leave it held for ever; ``nodes/threads.py`` has the rules."""
+    """An exception from a signal handler in it would leave it held for ever; ``runtime/threads.py`` has the rules."""
     called = {
         f"{path}: {ast.unparse(node.func).removeprefix('threading.').removeprefix('queue.')}"
         for path, tree in trees().items()
-        if path.startswith(("engine/", "nodes/"))
+        if path.startswith(("engine/", "nodes/", "runtime/"))
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     }
 
-    assert [each for each in called if each.rpartition(" ")[2] in PYTHON_LOCKS] == ["nodes/threads.py: Event"]
+    assert [each for each in called if each.rpartition(" ")[2] in PYTHON_LOCKS] == ["runtime/threads.py: Event"]
+
+
+# The decisions about singletons. They may log, as the core may not.
+DECISIONS = {f"singleton/{name}.py" for name in ("ticket", "slot", "questions", "call", "arrival", "pending", "ending")}
+NOT_IN_DECISIONS = NOT_IN_CORE - {"logging"}
+
+
+def test_singletons_decide_without_io():
+    """What decides about calls and messages imports the core, exceptions and the standard library alone."""
+    own = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in (*DECISIONS, "options.py"))
+    foreign = [
+        each
+        for each in imports()
+        if each.where in DECISIONS
+        and not each.name.startswith(own)
+        and not (each.top == "django_redlock" and each.target in ("core", "exceptions"))
+        and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_DECISIONS)
+    ]
+
+    assert trees().keys() >= DECISIONS
+    assert foreign == []

@@ -1,7 +1,11 @@
 """Locks on nodes in memory that one test leaves behind do not affect the next test."""
 
+import os
+import subprocess
+import sys
 import unittest
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,38 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("reentrant", reentrant=True).acquire())
     assert kept[-1].release() == "released"
     kept.append(lock("taken", wait=0).acquire())
+
+
+PROJECT = """
+import django
+from django.conf import settings
+
+settings.configure(INSTALLED_APPS={apps!r}, REDLOCK={{"default": {{"NODES": ["memory://a"]}}}})
+django.setup()
+
+from django_redlock import lock
+
+def test_one():
+    lock("kept").acquire()
+
+def test_other():
+    print("free" if lock("kept").try_acquire() else "taken")
+"""
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("apps", "found"), [(["django_redlock"], "free"), ([], "taken")])
+def test_plugin_resets_only_where_the_app_is_installed(tmp_path: Path, apps: list[str], found: str):
+    """pytest loads the plugin for every project, and it changes nothing in one that has not asked for it."""
+    (tmp_path / "test_project.py").write_text(PROJECT.format(apps=apps))
+    command = [sys.executable, "-m", "pytest", "-qs", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    command += ["-p", "no:redlock", "-p", "no:django", "-p", "django_redlock.testing.plugin", "test_project.py"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert found in ran.stdout
 
 
 def test_nodes_in_memory_fail_on_command():

@@ -17,8 +17,8 @@ from django.db import Error, close_old_connections, connections
 from django.utils import timezone
 
 from ...exceptions import printable
-from ...nodes.clock import steady
-from ...nodes.threads import Background
+from ...runtime.background import Background
+from ...runtime.clock import steady
 from ..telemetry import listen, outcome_of, template
 
 UID = "history"

@@ -16,7 +16,7 @@ from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 STYLES = {Level.NOTE: "NOTICE", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}
-NEVER = "never"  # the command does not fail
+NO_LEVEL = "never"  # the command does not fail
 
 
 class Command(OperatorCommand):
@@ -36,7 +36,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--fail-level",
             default="error",
-            choices=(str(Level.WARNING), str(Level.ERROR), NEVER),
+            choices=(str(Level.WARNING), str(Level.ERROR), NO_LEVEL),
             help="The lowest level that makes the command fail: with 1 for warnings, 2 for errors. Default: error.",
         )
         parser.add_argument(
@@ -75,7 +75,7 @@ class Command(OperatorCommand):
             for diagnosis in found:
                 self._show(diagnosis)
         worst = max((severity(diagnosis.level) for diagnosis in found), default=0)
-        if fail_level != NEVER and worst >= severity(Level(fail_level)):
+        if fail_level != NO_LEVEL and worst >= severity(Level(fail_level)):
             levels = [finding.level for each in found for finding in each.findings]
             counts = [f"{levels.count(each)} {each}" for each in (Level.ERROR, Level.WARNING) if each in levels]
             text = ", ".join(count if count.startswith("1 ") else f"{count}s" for count in counts)

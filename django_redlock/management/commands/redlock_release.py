@@ -9,7 +9,7 @@ from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import ActionResult, LockReport, ask_to_stop, find_locks, force_release
 from ...inventory.actions import MAX_RELEASE
-from ...nodes.clock import steady
+from ...runtime.clock import steady
 from ...singleton.handle import celery_task
 from ..output import (
     MISUSED,

@@ -30,8 +30,8 @@ from django.db import connections
 
 from ...core.admission import Greeting
 from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
+from ...runtime.clock import steady
 from ..base import LinkError
-from ..clock import steady
 from ..records.clock import Moment
 from ..records.record import Change, Decision, Stored, digest, needed_until, parsed
 from ..records.table import ANSWERING, RecordTable, UntouchedError

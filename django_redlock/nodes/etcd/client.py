@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.protocol import Failure
+from ...runtime.clock import steady
 from ..base import RateLimit, parse_json
-from ..clock import steady
 from ..records.replicated import Place
 from ..records.table import AnswerError
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...core.node_state.records import moment as moment_of
-from ..clock import Clock, steady
+from ...runtime.clock import Clock, steady
 
 RATE = 0.001
 """Seconds by which two clocks may drift apart in a second; NTP slews half of that."""

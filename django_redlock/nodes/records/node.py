@@ -12,9 +12,8 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.protocol import Failure, Request
+from ...runtime.threads import call_soon, threads
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
-from ..gevent import here, uses_gevent
-from ..threads import call_soon
 from .table import RecordTable
 from .worker import AsyncWorkerLink, Worker, WorkerLink
 
@@ -77,7 +76,7 @@ class RecordNode:
         Under gevent there is one for each thread of the operating system, because a greenlet waits in the event loop of
         its thread.
         """
-        return here() if uses_gevent() else self
+        return threads().home() or self
 
     def _hire(self, timeout: float) -> Worker:
         with self._mutex:

@@ -14,8 +14,8 @@ from ...core.names import queue_of
 from ...core.node_state import NodeState
 from ...core.node_state.records import moment as moment_of
 from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
+from ...runtime.clock import Clock
 from ..base import parse_json
-from ..clock import Clock
 from .clock import Moment
 
 

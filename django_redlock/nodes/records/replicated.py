@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
+from ...runtime.clock import steady
 from ..base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
-from ..clock import steady
 from .clock import Era, EraClock, Moment
 from .node import RecordNode
 from .record import Stored, in_present_era, is_held, needed_until

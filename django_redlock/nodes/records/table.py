@@ -27,8 +27,8 @@ from ...core.protocol import (
     merge,
     split,
 )
+from ...runtime.clock import steady
 from ..base import LinkError, known_cause
-from ..clock import steady
 from .clock import Moment
 from .record import Decision, Names, Stored, load, names_of
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from ...core.protocol import Failure
+from ...runtime.threads import call_soon, new_event, start
 from ..base import LinkError, RateLimit
-from ..threads import call_soon, new_event, start
 from .table import link_error
 from .worker import Mailbox
 

@@ -19,9 +19,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, Survey, failed
+from ...runtime.clock import SLICES, Patience, steady
+from ...runtime.threads import call_soon, exiting, new_event, start
 from ..base import INCOMPLETE, LinkError, Packed, until_cancelled
-from ..clock import SLICES, Patience, steady
-from ..threads import call_soon, exiting, new_event, start
 from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most

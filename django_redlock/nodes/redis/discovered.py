@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, split_url
-from .connector import Endpoint, check_url, refuse_service
+from .connector import Endpoint, check_url
 from .errors import DEMOTED, link_error, parse_error
 from .handshake import Dialer, SomeLink
 from .node import Age, RedisNode
@@ -33,12 +33,14 @@ class Master:
 
     def explain(self, error: LinkError, guide: str) -> LinkError:
         """Return *error* with the address that a server of the kind *guide* gave, if nothing answers there."""
-        if error.failure not in SILENCE:
+        if error.failure not in SAID_NOTHING:
             return error
         return LinkError(error.failure, f"{error.detail}: {self.host[:255]}:{self.port}, says a {guide}")
 
 
-SILENCE = frozenset({Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.SENTINEL})
+SAID_NOTHING = frozenset(
+    {Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.SENTINEL}
+)
 """The failures of a server that said nothing, or, for a sentinel, nothing of use."""
 
 
@@ -53,7 +55,7 @@ def most_telling(tried: Sequence[tuple[Master | None, LinkError]], guide: str) -
     told = [
         master.explain(error, guide) if master else error
         for master, error in tried
-        if master or error.failure not in SILENCE
+        if master or error.failure not in SAID_NOTHING
     ]
     return told[-1] if told else tried[0][1]
 
@@ -214,8 +216,6 @@ class ClusterNode(DiscoveredNode):
         check_url(spec.url)
         members = [replace(spec, url=url) for url in member_urls(spec.url)]
         connectors = [Endpoint(member) for member in members]
-        for connector in connectors:
-            refuse_service(connector.host, clustered=True)
         if connectors[0].database:
             raise ValueError("a cluster has the database 0 only: leave the number out")
         tagged = f"{{{prefix.removesuffix(':')}}}:"

@@ -19,9 +19,9 @@ from redis.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
+from ...runtime.clock import SLICES, Patience, steady
+from ...runtime.threads import call_soon, start
 from ..base import LinkError
-from ..clock import SLICES, Patience, steady
-from ..threads import call_soon, start
 from .connector import Endpoint, ResolvedConnection
 from .errors import BROKEN, link_error
 from .link import (

@@ -17,8 +17,8 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
+from ...runtime.clock import steady
 from ..base import LinkError, Node, run, shown
-from ..clock import steady
 from .discovered import DiscoveredNode, Master, most_telling
 from .errors import link_error, parse_error
 from .handshake import BlockingDialer, Exchange, exchange

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
+from ...runtime.poll import ENDED, READABLE, poller
 from ..base import INCOMPLETE, LinkError, Packed, RateLimit, until_cancelled
-from ..poll import ENDED, READABLE, poller
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import (
     COMMON,
@@ -352,10 +352,10 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._torn = True
         data = bytes(self._room[:nbytes])
         try:
-            if rest := data[self._take_common(data) :] if replies.empty else data:
+            if rest := data[self._answer_common(data) :] if replies.empty else data:
                 replies.feed(rest)
                 while not self.broken and (raw := replies.next()) is not PARTIAL:
-                    self._take(raw)
+                    self._answer(raw)
             self._torn = False
         except LinkError as error:
             self._end(error)
@@ -366,7 +366,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         """Note that the connection is gone."""
         self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
 
-    def _take_common(self, data: bytes) -> int:
+    def _answer_common(self, data: bytes) -> int:
         """Process the common replies with which *data* begins; return where they end."""
         end = 0
         while self._waiting and not self.broken and (found := COMMON.match(data, end)):
@@ -379,7 +379,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             on_reply(reply)
         return end
 
-    def _take(self, raw: Any) -> None:
+    def _answer(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
         if request is None:
             if self.introduction.hear(raw):

@@ -16,7 +16,7 @@ from redis import exceptions
 from ...core.admission import Greeting
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, run, split_url
-from .connector import Endpoint, refuse_service
+from .connector import Endpoint
 from .errors import link_error, parse_error
 from .handshake import AsyncDialer, BlockingDialer, Dialer, SomeLink, SomeNotificationLink
 from .link import (
@@ -188,9 +188,7 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
             "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
             "if they are members of one cluster"
         )
-    node = RedisNode(spec, prefix)
-    refuse_service(node.connector.host, clustered=False)
-    return node
+    return RedisNode(spec, prefix)
 
 
 def ignored(raw: Any) -> None:

@@ -37,11 +37,11 @@ from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, r
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.protocol import Failure
+from ...runtime.clock import steady
+from ...runtime.threads import new_event
 from ..base import LinkError, address
-from ..clock import steady
 from ..records.replicated import Place
 from ..records.table import AnswerError
-from ..threads import new_event
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member

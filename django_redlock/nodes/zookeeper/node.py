@@ -26,8 +26,8 @@ from urllib.parse import quote
 from kazoo.protocol.states import EventType
 
 from ...core.protocol import HIGHEST, PART, Failure
+from ...runtime.clock import steady
 from ..base import LinkError, NodeSpec, parse_json
-from ..clock import steady
 from ..records.clock import Era
 from ..records.record import Decision, Stored, digest, parsed
 from ..records.replicated import (

@@ -14,7 +14,7 @@ from tests.services import django_database
 from .counting import CounterTable, prepare
 from .sources import claim, lease_of
 from .test_experiment import options
-from .test_ways import deadlock
+from .test_fenced_run import deadlock
 
 FIRST, SECOND = "y", "x"  # in the order of their commits; the claims are in alphabetical order
 

@@ -16,12 +16,12 @@ import pytest
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, RedlockError
 from django_redlock.engine.watchdog import REAL
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from tests.clusters import served
 from tests.managers import Flavour, holders, made, on_each, rules
 
-from .test_served import REPLICATES_AT_ONCE, replicate
+from .test_served_key import REPLICATES_AT_ONCE, replicate
 
 TTL = 20.0  # seconds
 NOBODY = "redis://127.0.0.1:1"

@@ -412,7 +412,7 @@ async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Fl
 
     # Any one node may have been too slow to get the first requests.
     listed = {row.slug for reply in manager.survey(count=50).values() for row in reply.rows}
-    assert len([slug for slug in listed if not slug.endswith("~p")]) == len(HOSTILE)  # those are heartbeats
+    assert len([slug for slug in listed if not slug.endswith("~p")]) == len(HOSTILE)  # those are signs of life
     for lease in leases:
         assert await flavour.release(lease) == "released"
 

@@ -196,7 +196,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
 
     with nodes[0].client() as client:
         # A node that replies too late gets a release of the request, which leaves a tombstone for a while; and leases
-        # of other tests may have this process send a heartbeat.
+        # of other tests may have this process give a sign of life.
         of_lock = [key for key in client.keys("t:*") if key.startswith(("t:{a}:", "t:{0}:"))]
         assert of_lock == [f"t:{{a}}:{kind}"]
 

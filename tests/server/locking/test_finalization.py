@@ -183,7 +183,7 @@ atexit.register(lambda: ended.append(time.monotonic()))
 
 
 def test_dropped_lease_does_not_delay_the_end_of_its_process(nodes: Servers):
-    """The thread that keeps up the heartbeat goes on until the lease ends; joining it would be in vain."""
+    """The thread that gives signs of life goes on until the lease ends; joining it would be in vain."""
     took = [float(ended(DROPPED, nodes.urls[0]).stdout.split()[-1]) for _ in range(3)]
 
     assert sorted(took)[-2] < 0.9, took  # join() waited for a second; a busy machine may delay one

@@ -9,8 +9,8 @@ from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
-from django_redlock.nodes.poll import READABLE, poller
 from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink, Introduction
+from django_redlock.runtime.poll import READABLE, poller
 from django_redlock.testing import Servers
 from tests.managers import eventually
 

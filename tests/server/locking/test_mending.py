@@ -8,7 +8,7 @@ import pytest
 
 from django_redlock import RedlockError
 from django_redlock.engine import rounds, rounds_async
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 from django_redlock.testing import Server, Servers
 from tests.managers import Asyncio, Flavour, Manager, connect, eventually, real_manager, renew_now
 

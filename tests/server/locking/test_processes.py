@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.engine import process
 from django_redlock.engine.connections import Connection
 from django_redlock.nodes.redis.link import RedisLink
+from django_redlock.runtime import process
 from django_redlock.testing import Servers
 from tests.managers import Manager, fork, held_by, real_manager, start, unwatched, wait_until
 

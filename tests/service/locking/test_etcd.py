@@ -15,12 +15,12 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header, encoded
 from django_redlock.nodes.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable, records_of
 from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
+from django_redlock.runtime.clock import steady
 from tests.certificates import Certificates
 from tests.etcd import Member
 from tests.managers import manager_over, patient_manager

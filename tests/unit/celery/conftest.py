@@ -20,7 +20,7 @@ from django_redlock import locks
 from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.dispatch import RECEIVED_HEADER
 from django_redlock.celery.request import mixed_request
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 
 
 @pytest.fixture

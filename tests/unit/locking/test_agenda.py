@@ -5,9 +5,9 @@ import math
 from unittest.mock import Mock
 
 from django_redlock.core.rules import Rules
-from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
+from django_redlock.engine.presence import Presence, this_process
 from django_redlock.engine.watchdog import Agenda, AsyncWatchdog, Watchdog
-from django_redlock.nodes.clock import steady
+from django_redlock.runtime.clock import steady
 
 
 class Lease:
@@ -126,8 +126,8 @@ async def test_event_loop_extends_the_leases_of_all_aliases_at_once():
     await asyncio.wait_for(AsyncWatchdog()._tend([alias.lease for alias in aliases]), 60)
 
 
-def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
-    """A process that takes a lock while its heartbeat stops sends another one, or it would count as dead."""
+def test_signs_of_life_continue_when_a_lock_is_taken_while_they_stop():
+    """A process that takes a lock while its signs of life stop gives another one, or it would count as dead."""
     watched: list[object] = []
 
     class Dog:
@@ -138,15 +138,15 @@ def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
             if held:
                 return True
             held.append("a lock")  # taken by another thread, right after the check that found none
-            heartbeat.join()
+            presence.join()
             return False
 
     held = ["a lock"]
-    heartbeat = ProcessHeartbeat(None, Rules(1), Mock(), Mock(), this_process(since=0.0), Dog(), steady)
-    heartbeat.join()
-    due = heartbeat.due()
+    presence = Presence(None, Rules(1), Mock(), Mock(), this_process(since=0.0), Dog(), steady)
+    presence.join()
+    due = presence.due()
     held.clear()
 
-    assert heartbeat.valid()
-    assert heartbeat.due() == due
-    assert watched == [heartbeat]
+    assert presence.valid()
+    assert presence.due() == due
+    assert watched == [presence]

@@ -144,7 +144,7 @@ def test_block_that_outlived_its_lease_waits_and_raises():
 
 @pytest.mark.parametrize(
     ("what", "value"),
-    [("django_redlock.engine.lease.uses_gevent", lambda: True), ("django_redlock.engine.process.process.ends", True)],
+    [("django_redlock.runtime.threads.THREADS.greenlets", True), ("django_redlock.runtime.process.process.ends", True)],
     ids=["gevent", "end of the process"],
 )
 def test_release_waits_where_nobody_else_could_read_the_replies(monkeypatch: pytest.MonkeyPatch, what: str, value: Any):

@@ -17,9 +17,9 @@ from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
 from django_redlock.engine.rounds import Gather
 from django_redlock.engine.rounds_async import AGAIN, AsyncGather, TimeLimits
 from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
-from django_redlock.nodes import clock
-from django_redlock.nodes.clock import OWED, SLICES, Patience, steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
+from django_redlock.runtime import clock
+from django_redlock.runtime.clock import OWED, SLICES, Patience, steady
 from tests.managers import Blocking, Flavour, Manager, eventually, rules
 
 NAMES = ("a", "b", "c")

@@ -28,9 +28,10 @@ from django.utils import timezone
 from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
 from django_redlock.engine.manager import owner_here
 from django_redlock.inventory import find_lock
+from django_redlock.singleton import arrival
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Claim, Free
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
-from django_redlock.tasks import task as singleton
-from django_redlock.tasks.run import Run
 from tests.managers import wait_until
 
 from . import jobs
@@ -330,7 +331,7 @@ def test_row_that_was_just_stored_can_be_cancelled():
 def test_claim_that_names_no_row_cannot_be_cancelled():
     """Its caller may have died before it stored the row, or be in a transaction: nobody knows which row it would be."""
     ticket = jobs.keep.func.singleton_function.singleton_ticket("", (7,), {}, "a" * 32)
-    ticket.claim(60, "jobs.keep")
+    Nodes("default", "jobs.keep").claim(Claim(ticket, 60.0))
 
     with pytest.raises(QuorumUnavailableError, match="may not have been sent"):
         jobs.keep.singleton.cancel(7)
@@ -359,20 +360,21 @@ def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
     task, result = getattr(jobs, task), settled(getattr(jobs, task).enqueue(7))
     worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
     looked, noted, found, over = (threading.Event() for _ in range(4))
-    look, withdrawn, cancel, free = Run._look, Run._is_withdrawn, Singleton._cancel, singleton.free
+    look, withdrawn = arrival._waiting_rows, arrival._is_withdrawn
+    cancel, free = Singleton._cancel, Nodes.answers[Free]
 
-    def slow_look(self, begun=False):
-        seen = look(self, begun)
+    def slow_look(row, begun=False):
+        seen = yield from look(row, begun)
         if not begun:
             looked.set()
             {"cancel": over, "note": noted, "withdrawal": noted}.get(first, looked).wait(60)
         return seen
 
-    def slow_withdrawn(self, note):
+    def slow_withdrawn(ticket, note):
         found.set()
         if first == "withdrawal":
             over.wait(60)
-        return withdrawn(self, note)
+        return (yield from withdrawn(ticket, note))
 
     def slow_cancel(self, *args):
         worker.start()
@@ -390,12 +392,12 @@ def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
         return free(*args)
 
     for owner, name, slow in (
-        (Run, "_look", slow_look),
-        (Run, "_is_withdrawn", slow_withdrawn),
+        (arrival, "_waiting_rows", slow_look),
+        (arrival, "_is_withdrawn", slow_withdrawn),
         (Singleton, "_cancel", slow_cancel),
-        (singleton, "free", slow_free),
     ):
         monkeypatch.setattr(owner, name, slow)
+    monkeypatch.setitem(Nodes.answers, Free, slow_free)  # of the caller, and not of the run
     cancelled = task.singleton.cancel(7)
     over.set()
     worker.join(60)

@@ -7,7 +7,7 @@ from celery.signals import before_task_publish
 
 from django_redlock import locks
 from tests.frozen import compare
-from tests.server.locking.test_written import RULES, comparable, in_memory
+from tests.server.locking.test_frozen_keys import RULES, comparable, in_memory
 
 
 def test_slot_is_written_as_ever(make: Any, worker: Any):

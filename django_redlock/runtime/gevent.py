@@ -1,13 +1,14 @@
 """
 Threads of the operating system under gevent, which replaces Python's threads with greenlets (internal).
 
+:class:`~django_redlock.runtime.threads.Greenlets` asks for what is here.
+
 Greenlets take turns: while one computes, no other runs. Heartbeats must continue all the same, so the watchdog uses a
 thread of the operating system. Whatever waits in a thread (sockets, ``poll``) belongs to the event loop of that thread,
-so threads do not share links. Without gevent, this module adds nothing to Python's own threads and locks.
+so threads do not share links.
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,24 +17,13 @@ from weakref import WeakSet
 from .clock import steady
 
 
-def uses_gevent() -> bool:
-    """Return whether gevent has replaced the threads of this process with greenlets."""
-    monkey: Any = sys.modules.get("gevent.monkey")
-    return monkey is not None and bool(monkey.is_module_patched("threading"))
-
-
-def _original(module: str, name: str) -> Any:
+def original(module: str, name: str) -> Any:
+    """Return what gevent has replaced."""
     monkey: Any = sys.modules["gevent.monkey"]
     return monkey.get_original(module, name)
 
 
-def real_ident() -> int:
-    """Return the identifier of the running thread of the operating system."""
-    ident: int = _original("_thread", "get_ident")() if uses_gevent() else threading.get_ident()
-    return ident
-
-
-class Here:
+class Home:
     """Identify a thread of the operating system while it lives; a later thread may get the same number."""
 
     def __init__(self) -> None:
@@ -41,31 +31,31 @@ class Here:
         """The stacks of connections that were opened in this thread and belong to its event loop."""
 
 
-_here: Any = None
+_local: Any = None
 
 
-def here() -> Here:
+def home() -> Home:
     """Return the object that identifies the running thread of the operating system."""
-    global _here
-    if _here is None:
-        _here = _original("_thread", "_local")()
+    global _local
+    if _local is None:
+        _local = original("_thread", "_local")()
     try:
-        found: Here = _here.found
+        found: Home = _local.home
     except AttributeError:
-        found = _here.found = Here()
+        found = _local.home = Home()
     return found
 
 
 def leave() -> None:
     """Close this thread's connections and its event loop, because the thread is about to end."""
-    for links in here().links:
+    for links in home().links:
         while links:
             links.pop().close()
     gevent_hub: Any = sys.modules["gevent.hub"]
     gevent_hub.get_hub().destroy(destroy_loop=True)
 
 
-class RealThread:
+class SystemThread:
     """A thread of the operating system, with the methods of :class:`threading.Thread` that the watchdog needs."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
@@ -77,7 +67,7 @@ class RealThread:
         """Start the thread."""
         self._alive = True
         _threads.add(self)
-        _original("_thread", "start_new_thread")(self._run, ())
+        original("_thread", "start_new_thread")(self._run, ())
 
     def join(self, timeout: float) -> None:
         """Wait until the thread ends, for at most *timeout* seconds."""
@@ -95,7 +85,7 @@ class RealThread:
                 self._alive = False
 
 
-_threads: WeakSet[RealThread] = WeakSet()
+_threads: WeakSet[SystemThread] = WeakSet()
 
 
 forget_threads = _threads.clear
@@ -112,13 +102,3 @@ def join_threads(seconds: float) -> None:
     until = steady() + seconds
     for each in list(_threads):
         each.join(until - steady())
-
-
-def real_lock() -> Any:
-    """Return a lock for threads of the operating system."""
-    return _original("_thread", "allocate_lock")() if uses_gevent() else threading.Lock()
-
-
-def thread(target: Callable[[], None], name: str) -> Any:
-    """Return a daemon thread of the operating system, not yet started."""
-    return RealThread(target, name) if uses_gevent() else threading.Thread(target=target, name=name, daemon=True)

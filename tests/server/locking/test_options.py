@@ -1,4 +1,4 @@
-"""Locks with several holders, reentrant locks, locks with a heartbeat, and locks with very many names."""
+"""Options of a lock: limit, shared, reentrant and heartbeat; and locks with very many names."""
 
 import asyncio
 from typing import Any

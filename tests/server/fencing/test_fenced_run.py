@@ -1,4 +1,4 @@
-"""The other ways into a fenced transaction: functions, retries, asyncio, and inside other transactions."""
+"""fenced().run() and its retries, and fenced transactions in coroutines and inside other transactions."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A lock of a living process is neither called orphaned nor cleared: histories in virtual time."""
+"""The presence of a process: its locks are neither called orphaned nor cleared; histories in virtual time."""
 
 import random
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from django.core.management import CommandError, call_command
 from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.protocol import SHARED
-from django_redlock.engine.heartbeat import ProcessHeartbeat
-from django_redlock.engine.process import process
-from django_redlock.engine.watchdog import note_drops
+from django_redlock.engine.presence import Presence
+from django_redlock.engine.watchdog import NEVER, belongs_to, due, note_drops
 from django_redlock.inventory import State, find_lock, held_locks, remove_stale, stale_keys
+from django_redlock.runtime.process import process
 from django_redlock.testing import Simulation
 from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
 from tests.held import found
@@ -36,13 +36,10 @@ class Watchdog(VirtualWatchdog):
         self._agenda(tended).drop(tended)
 
     def tends(self, keeper: object) -> bool:
-        holds = [lease.hold for lease in self._process_of(keeper).agenda]
-        return any(hold.keeper is keeper and hold.due() < float("inf") for hold in holds)
+        return any(belongs_to(each, keeper) and due(each) < NEVER for each in self._process_of(keeper).agenda)
 
     def _agenda(self, tended: Any) -> Any:
-        return (
-            self._process_of(tended._keeper).agenda if isinstance(tended, ProcessHeartbeat) else super()._agenda(tended)
-        )
+        return self._process_of(tended._keeper).agenda if isinstance(tended, Presence) else super()._agenda(tended)
 
 
 class World:

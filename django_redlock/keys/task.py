@@ -1,0 +1,278 @@
+"""
+The key of a task: a template, names of its parameters, or a function; by default, all arguments of the call.
+
+By default the key of a task contains all arguments, bound to the parameters' names, with defaults, and in the form that
+Celery's JSON gives them. So it does not matter how a call was written, or whether the key is computed before the
+message is sent or after it has arrived, when a tuple has become a list and the keys of a dict are strings. Values of
+different types give different keys. Equal moments in different time zones, and equal decimals, give the same key.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from enum import Enum
+from functools import cache
+from inspect import BoundArguments, Parameter, Signature, signature
+from json.encoder import encode_basestring as quoted
+from string import Formatter
+from typing import Any
+
+from django.db.models import Model
+
+from ..core.rules import nearest
+from .text import digest, escaped, in_utc
+
+CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
+"""What distinguishes the calls of a task, as its option ``key`` says."""
+
+SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
+CUT = "…~"
+LONG = 1 << 63  # digits up to which Python writes a whole number whatever its limit is set to
+CONSTANTS = {None: "null", False: "false", True: "true"}
+
+
+class TaskKey:
+    """
+    What distinguishes the calls of a task, and the names of their locks.
+
+    Args:
+        key: The option of this name.
+        signature: The signature of the task's body, without ``self``.
+        task: The task's name.
+        group: The option of this name.
+        version: The option of this name.
+
+    Raises:
+        TypeError: The key is neither names nor a template nor a function.
+        ValueError: It names something that is not a parameter, or its template can give different calls the same key.
+    """
+
+    def __init__(
+        self, key: CallKey, signature: Signature, task: str = "", group: str | None = None, version: int = 1
+    ) -> None:
+        self.signature = signature
+        self._key = key
+        kind, name = ("task", task) if group is None else ("tasks", group)
+        # Nothing in the part before the key can be taken for a part of the key, or of the name of another task.
+        self._scope = f"{kind}:{escaped(name, frozenset('%:@'))}" + (f"@{version}" if version != 1 else "")
+        parameters = signature.parameters.values()
+        self._ordinary = all(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
+        self._names = dict.fromkeys(signature.parameters)
+        self._defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+        self._needed = self._names.keys() - self._defaults
+        self._template: list[tuple[str, str | None, str | None, Any]] = []
+        if isinstance(key, str):
+            self._template = self._read_template(key)
+            # In values, characters of the template are escaped: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
+            self._special = frozenset("%").union(*(literal for literal, *_ in self._template))
+        elif isinstance(key, Iterable) and not isinstance(key, bytes):
+            for name in key:
+                self._check_parameter(name)
+        elif key is not None and not callable(key):
+            raise TypeError(f"key must be names of parameters, a template or a function, not {key!r}.")
+
+    def lock_name(self, args: Any, kwargs: Any) -> str:
+        """
+        Return the name of the lock of one call.
+
+        Raises:
+            TypeError: The arguments do not fit the parameters, one of them cannot be part of a key, or the key's
+                function does not return a str.
+            ValueError: An argument is an unsaved model instance.
+        """
+        key = self._key
+        if callable(key):
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            text = key(bound)
+            if not isinstance(text, str) or not text:
+                raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
+        elif isinstance(key, str):
+            text = self._from_template(self._values(args, kwargs))
+        else:
+            values = self._values(args, kwargs)
+            text = _from_parameters(values if key is None else key, values)
+        return f"{self._scope}:{_shortened(text)}" if text else self._scope
+
+    def canonical(self, args: Any, kwargs: Any) -> str:
+        """
+        Return all arguments of a call in the form that a key has, whatever the task's own key contains.
+
+        Raises:
+            TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
+            ValueError: An argument is an unsaved model instance.
+        """
+        values = self._values(args, kwargs)
+        return _from_parameters(values, values)
+
+    def _values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """
+        Return the arguments of a call, including defaults, by parameter name and in the order of the parameters.
+
+        Raises:
+            TypeError: The arguments do not fit the parameters.
+        """
+        if self._ordinary and isinstance(args, (list, tuple)):
+            given = dict(zip(self._names, args, strict=False))
+            given.update(kwargs)
+            # zip() hides arguments that are too many or given twice. Such calls are refused below.
+            whole = len(given) == len(args) + len(kwargs)
+            if whole and self._needed <= given.keys() <= self._names.keys():
+                return {name: given[name] if name in given else self._defaults[name] for name in self._names}
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _from_template(self, values: Mapping[str, Any]) -> str:
+        formatter, text = Formatter(), ""
+        for literal, field, form, conversion in self._template:
+            text += literal
+            if field is not None:
+                value = formatter.convert_field(values[field], conversion)
+                text += escaped(format(value, form or ""), self._special)
+        return text
+
+    def _read_template(self, template: str) -> list[tuple[str, str | None, str | None, Any]]:
+        if not template:
+            raise ValueError("key='' gives all calls the same key; leave key out, or name the work: key='nightly'.")
+        if template in self._names:
+            raise ValueError(f"key={template!r} is a text, not a parameter; write key=({template!r},).")
+        try:
+            parts = list(Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"key={template!r} is not a template: {error}.") from None
+        for _, field, form, _ in parts:
+            if field is not None:
+                self._check_parameter(field)
+            if "{" in (form or ""):
+                raise ValueError(f"key={template!r} has a format within a format; use a function instead.")
+        if any(not literal for literal, field, *_ in parts[1:] if field is not None):
+            raise ValueError(f"key={template!r} has two values side by side; put a separator between them.")
+        return parts
+
+    def _check_parameter(self, name: object) -> None:
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise ValueError(
+                f"key has {name!r}, which is not a parameter of the task (it has {known}){nearest(name, self._names)}"
+            )
+
+
+def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
+    # JSON marks its own end, so no value can look like the next parameter.
+    return ",".join([f"{name}={_plain(values[name]) or _through_json(name, values[name])}" for name in names])
+
+
+def signature_of(body: Callable[..., Any]) -> Signature:
+    """
+    Return the signature with which a body is called.
+
+    If a decorator around the body declares parameters of its own, these count. Most decorators take anything and pass
+    it on, so then the parameters of the body count. A decorator that changes the arguments, for example by adding one,
+    must declare that: by parameters or by ``__signature__``.
+    """
+    own = signature(body, follow_wrapped=False)
+    anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+    return signature(body) if anything else own
+
+
+def _plain(value: Any) -> str | None:
+    """
+    Return the canonical form of a value that JSON leaves unchanged; None for any other value.
+
+    A text with half of a surrogate pair is such a value: it is not printable.
+    """
+    kind = type(value)
+    if kind is str:
+        return quoted(value) if value.isascii() or value.isprintable() else None
+    if kind is int:
+        return str(value) if -LONG < value < LONG else None
+    return CONSTANTS[value] if value is None or kind is bool else None
+
+
+def _through_json(name: str, value: object) -> str:
+    try:
+        # After a round trip through JSON, the keys of dicts are strings and can be sorted.
+        try:
+            plain = json.loads(json.dumps(value))
+        except TypeError:  # not plain JSON
+            plain = json.loads(_encoder().encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        name, value = _unusable(name, value)
+        raise kind(
+            f"The argument {name!r}, a {type(value).__name__}, cannot be part of a singleton's key: {error}. "
+            "Name the parameters that matter with key=(...)."
+        ) from error
+    return _sorting.encode(plain)
+
+
+def _unusable(name: str, value: object, depth: int = 3) -> tuple[str, object]:
+    """Return the name and the value of the element that cannot be part of a key, such as ``args[1]``."""
+    elements: Iterable[tuple[object, object]] = ()
+    if isinstance(value, (list, tuple)):
+        elements = enumerate(value)
+    elif isinstance(value, Mapping):
+        elements = value.items()
+    for where, element in elements if depth else ():
+        try:
+            _encoder().encode(element)
+        except (TypeError, ValueError, RecursionError):
+            return (name, value) if element is value else _unusable(f"{name}[{where!r}]", element, depth - 1)
+    return name, value
+
+
+@cache
+def _encoder() -> json.JSONEncoder:
+    """Return an encoder of Celery's JSON, and of what other serializers carry."""
+    try:
+        from kombu.utils.json import JSONEncoder  # only here: views, commands and Django's tasks need no Celery
+    except ImportError:
+        from json import JSONEncoder  # type: ignore[assignment]
+
+    class ArgumentEncoder(JSONEncoder):
+        """Celery's JSON with model instances, sets, enums, durations and pydantic models."""
+
+        def default(self, value: Any) -> Any:
+            if isinstance(value, Model):
+                if value._state.adding or value.pk is None:
+                    raise ValueError(f"{value._meta.label} is not saved, so nothing identifies it yet")
+                return {"__model__": [value._meta.label_lower, value.pk]}
+            if isinstance(value, Enum):
+                return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", value.name]}
+            if isinstance(value, datetime):
+                value = in_utc(value)
+            if isinstance(value, Decimal):
+                value = _without_trailing_zeros(value)
+            if isinstance(value, timedelta):
+                return {"__timedelta__": [value.days, value.seconds, value.microseconds]}
+            if isinstance(value, complex):
+                return {"__complex__": [value.real, value.imag]}
+            if isinstance(value, (set, frozenset)):
+                return {"__set__": sorted(json.dumps(member, cls=ArgumentEncoder, sort_keys=True) for member in value)}
+            if hasattr(type(value), "model_dump") and not hasattr(type(value), "__json__"):
+                return value.model_dump(mode="json")
+            return super().default(value)
+
+    return ArgumentEncoder()  # creating one takes longer than encoding a call's arguments
+
+
+def _without_trailing_zeros(value: Decimal) -> Decimal:
+    """Return the number in the form that all equal numbers share."""
+    if not value.is_finite():
+        return value
+    return Context(max(1, len(value.as_tuple().digits)), Emin=MIN_EMIN, Emax=MAX_EMAX).normalize(value) or Decimal(0)
+
+
+_sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _shortened(key: str) -> str:
+    if len(key) <= SHOWN and key.isascii():
+        return key
+    # Half of a surrogate pair is valid in JSON, but not in UTF-8. Another text may spell its replacement.
+    text = key.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= SHOWN and CUT not in text and text == key:
+        return text
+    return text[:SHOWN] + CUT + digest(key)

@@ -1,0 +1,193 @@
+"""What decisions about slots ask, answered from facts: no node, no broker, no clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django_redlock.core.names import SECRET_SIZE, Owner, encode
+from django_redlock.core.protocol import Outcome
+from django_redlock.exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.singleton import questions as ask
+from django_redlock.singleton.questions import Result, ResultState
+from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
+
+ENDLESS = 200  # questions after which a decision is taken for one that never ends
+
+
+def secret(letter: str) -> str:
+    """Return a secret."""
+    return letter * SECRET_SIZE
+
+
+def held(task_id: str, state: str = "", *, secret: str, call: str = "", kind: Any = "task", left: float = 20.0) -> Seen:
+    """Return what all nodes say about a lock that a task has."""
+    owner = Owner("host", 1, kind, "shop.sync", task_id, 1.0, 30.0, state=state, call=call)
+    return Seen(encode(secret, owner), left, 3)
+
+
+@dataclass(eq=False)
+class FakeSlot:
+    """The slot of a run."""
+
+    name: str
+    secret: str
+    lost: bool = False
+
+    def valid(self) -> bool:
+        return not self.lost
+
+    def ensure(self) -> None:
+        if self.lost:
+            raise LockLostError(self.name)
+
+
+@dataclass
+class Facts:
+    """
+    Answers questions.
+
+    Args:
+        locks: The locks that are held.
+        results: The results that are stored, by the id of the task.
+        silent: The questions to which the nodes do not answer.
+        refuses: How whoever carries messages refuses them.
+        cannot_store: Whether no outcome can be stored.
+        lost: Whether the slot of the run is lost right after it was taken.
+        length: How long the last run took.
+        kept: For how long the worker has had the message.
+        waits: Whether a process waits for the slot.
+        here: The row that this thread has stored.
+        unheard: Whether no node hears that a lock is freed.
+        ends_soon: Whether the run that has the slot ends while somebody waits for it.
+        meanwhile: The locks that others take before this one claims a lock.
+    """
+
+    locks: dict[str, Seen] = field(default_factory=dict)
+    results: Mapping[str, Result] = field(default_factory=dict)
+    silent: tuple[type[ask.Question], ...] = ()
+    refuses: ask.Refused | None = None
+    cannot_store: bool = False
+    lost: bool = False
+    length: float | None = None
+    kept: float | None = 0.0
+    waits: bool = False
+    here: str = ""
+    unheard: bool = False
+    ends_soon: bool = False
+    meanwhile: dict[str, Seen] = field(default_factory=dict)
+    asked: list[ask.Question] = field(default_factory=list)
+    now: float = 1000.0
+
+    def decide(self, decision: ask.Steps[Any]) -> Any:
+        """Return what is decided under these facts."""
+        answer: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                question = decision.throw(error) if error else decision.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = error = None
+            try:
+                answer = self.answer(question)
+            except (LockTakenError, QuorumUnavailableError) as raised:
+                error = raised
+
+    def asked_for(self, kind: type[ask.Question]) -> list[Any]:
+        """Return the questions of one kind, in the order in which they were asked."""
+        return [question for question in self.asked if isinstance(question, kind)]
+
+    def answer(self, question: ask.Question) -> Any:
+        self.asked.append(question)
+        assert len(self.asked) < ENDLESS
+        if isinstance(question, self.silent):
+            raise QuorumUnavailableError("silent")
+        match question:
+            case ask.Now():
+                return self.now
+            case ask.Pause(seconds):
+                self.now += seconds
+            case ask.Look(names):
+                return tuple(self.locks.get(name, FREE) for name in names)
+            case ask.Claim(ticket, _, adopt, call):
+                self.locks |= self.meanwhile
+                return self._claim(ticket, adopt, call)
+            case ask.Put(name, _, state, own, ref, adopt, strict, call):
+                return self._put(name, str(state), own or secret("f"), ref, adopt, strict, call)
+            case ask.Take(ticket, own, inline, wait):
+                if wait and self.ends_soon:
+                    del self.locks[ticket.running]
+                adopt = ticket.secret if ticket.waiting == ticket.running else ""
+                self._put(ticket.running, "", own or secret("e"), "" if inline else ticket.task_id, adopt, False, "")
+                return FakeSlot(ticket.running, own or secret("e"), self.lost)
+            case ask.Free(name, own):
+                return self._free(name, own)
+            case ask.Release(slot):
+                return self._free(slot.name, slot.secret)
+            case ask.HandOver(slot, ticket):
+                self._put(ticket.waiting, "claimed", ticket.secret, ticket.task_id, slot.secret, True, "")
+                return "claim"
+            case ask.KeepHeld(slot, ticket, _, ref):
+                self._put(ticket.running, "held", secret("f"), ref, slot.secret, True, "")
+                return True
+            case ask.InTurn(_, decision):
+                try:
+                    return self.decide(decision)
+                except LockTakenError as taken:
+                    raise QuorumUnavailableError(taken.name) from taken
+            case ask.Stored(task_id):
+                return self.results.get(task_id, Result(ResultState.ABSENT))
+            case ask.Store() if self.cannot_store:
+                return OSError("full")
+            case ask.Send() if self.refuses:
+                return self.refuses
+            case ask.LastLength():
+                return self.length
+            case ask.Kept():
+                return self.kept
+            case ask.Waits():
+                return self.waits
+            case ask.Digest():
+                return "0123456789"
+            case ask.StoredHere():
+                return self.here
+            case ask.WriteBack(name, seen):
+                self.locks[name] = replace(seen, nodes=3)
+                return True
+        return None
+
+    def _claim(self, ticket: Any, adopt: str, call: str) -> Any:
+        try:
+            self._put(ticket.waiting, "claimed", ticket.secret, ticket.task_id, adopt, False, call)
+        except LockTakenError as taken:
+            return Holder.of(taken)
+        return "claim"
+
+    def _put(self, name: str, state: str, own: str, ref: str, adopt: str, strict: bool, call: str) -> str:
+        seen = self.locks.get(name, FREE)
+        if seen.split:
+            raise QuorumUnavailableError(name)
+        mine = bool(seen.value) and seen.secret in (adopt, own)
+        if (seen.value and not mine) or (strict and not mine):
+            about = seen.owner._asdict() if seen.owner else {}
+            raise LockTakenError(name, holder=about, retry_after=seen.left)
+        self.locks[name] = held(ref, state, secret=own, call=call)
+        return own
+
+    def _free(self, name: str, own: str) -> Outcome:
+        seen = self.locks.get(name, FREE)
+        if self.unheard:
+            return Outcome.UNKNOWN
+        if own and seen.value and seen.secret == own:
+            del self.locks[name]
+            return Outcome.RELEASED
+        if seen.split:
+            rest = tuple(each for each in seen.split if each.secret != own)
+            self.locks[name] = replace(seen, split=rest)
+            if not rest:
+                del self.locks[name]
+            return Outcome.RELEASED
+        return Outcome.TAKEN if seen.value else Outcome.EXPIRED
+
+
+RUNNING, QUEUED, CLAIMED, HELD = "", *(str(state) for state in (SlotState.QUEUED, SlotState.CLAIMED, SlotState.HELD))
