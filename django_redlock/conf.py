@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from .core.rules import Rules, nearest, quoted
-from .nodes import KINDS, Node, NodeSpec, open_node
+from .nodes import SCHEMES, Node, NodeSpec, open_node
 from .nodes.base import split_url
 
 P = ParamSpec("P")
@@ -23,23 +23,10 @@ T = TypeVar("T")
 DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
+BACKEND_KEYS = ("BACKEND", "URL", "NAME", "OPTIONS")
 SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
-# What part of a scheme shows that a URL has the form of another package, and what to write here.
-OTHER_FORMS = {
-    "sentinel": f"write a dict for Sentinel, such as {SENTINEL_EXAMPLE}",
-    **dict.fromkeys(("socket", "unix"), "write the path of the socket: 'unix:///run/redis.sock?db=2'"),
-    **dict.fromkeys(("tls", "ssl"), "write, for TLS, 'rediss://lock-1:6379'"),
-    **dict.fromkeys(
-        ("postgres", "mysql", "mariadb", "sqlite"), "write 'database://default', with the alias in DATABASES"
-    ),
-}
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
-# What CACHES and other packages call one of these keys.
-OTHER_NAMES = {
-    **{"LOCATION": "NODES", "SERVERS": "NODES", "HOSTS": "NODES"},
-    **{"timeout": "ttl", "expire": "ttl", "blocking_timeout": "wait", "socket_timeout": "node_timeout"},
-}
 EXAMPLE = """\
 REDLOCK = {
     "default": {
@@ -193,15 +180,12 @@ def _bad_cache(wrong: str) -> InvalidRedlockError:
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in entry:
         if key not in known:
-            meant = str(key).upper() if known[0].isupper() else str(key).lower()
-            named, advice = f"an unknown key {key!r}", nearest(meant, known)
+            named = f"an unknown key {key!r}"
             if "//" in str(key):  # it may have a password
-                named, advice = "a URL as a key.", ""
-            if OTHER_NAMES.get(key) in known:
-                advice = f"; write {OTHER_NAMES[key]!r}."
+                named = "a URL as a key"
             elif known == ALIAS_KEYS and key in OPTION_KEYS:
-                advice = "; write it into 'OPTIONS'."
-            raise InvalidRedlockError(f"{where} has {named}{advice} Known: {', '.join(known)}.", "redlock.E007")
+                named += ", which belongs into 'OPTIONS'"
+            raise InvalidRedlockError(f"{where} has {named}. Known: {', '.join(known)}.", "redlock.E007")
 
 
 def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
@@ -235,6 +219,8 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     entry: Mapping[str, Any] = {"URL": node} if isinstance(node, str) else node
     if isinstance(entry, Mapping) and "URL" not in entry and {"SENTINELS", "SERVICE_NAME"} & entry.keys():
         return _sentinel_spec(where, entry)
+    if isinstance(entry, Mapping) and "BACKEND" in entry:
+        return _backend_spec(where, entry)
     url = entry["URL"] if isinstance(entry, Mapping) and "URL" in entry else entry
     if not isinstance(url, str):
         given = f"a dict with {', '.join(map(repr, url))}" if isinstance(url, Mapping) else type(url).__name__
@@ -246,13 +232,11 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             raise _bad_node(f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.")
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
-    if scheme not in KINDS:
-        advice = next((advice for part, advice in OTHER_FORMS.items() if part in scheme), "")
-        if not advice:
-            advice = "write, for example, 'redis://lock-1:6379'"
-            if (near := nearest(scheme, KINDS)) != ".":
-                advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
-        raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; {advice}.")
+    if scheme not in SCHEMES:
+        raise _bad_node(
+            f"{where} has a URL whose scheme is not one of {', '.join(SCHEMES)}, cache; "
+            "write, for example, 'redis://lock-1:6379'."
+        )
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)
     if masters and not scheme.endswith("+cluster"):
@@ -260,6 +244,17 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             f"{where} has MASTERS, but its URL names the master; MASTERS is for Sentinel and for a cluster."
         )
     return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry), masters=masters)
+
+
+def _backend_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
+    """Return the node of a class that a dotted path names; the class decides what its URL and options may be."""
+    _known_keys(where, entry, BACKEND_KEYS)
+    path, url = entry["BACKEND"], entry.get("URL", "")
+    if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
+        raise _bad_node(f"{where}['BACKEND'] must be the dotted path of a class, such as 'shop.locks.FileNode'.")
+    if not isinstance(url, str):
+        raise _bad_node(f"{where}['URL'] must be a str, not {type(url).__name__}.")
+    return NodeSpec(url, _node_name(where, entry), _node_options(where, entry), backend=path)
 
 
 def _node_name(where: str, entry: Mapping[str, Any]) -> str:
@@ -304,11 +299,11 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for redis-py that are not in the URL."""
+    """Return the options that are not in the URL: redis-py's, or those of the class that ``BACKEND`` names."""
     options = entry.get("OPTIONS", {})
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise _bad_node(
-            f"{where}['OPTIONS'] must be a dict with the names of redis-py's options as keys, such as "
+            f"{where}['OPTIONS'] must be a dict with names of options as keys, such as "
             f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}."
         )
     return dict(options)
@@ -369,7 +364,7 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
             "one master. Write its URL instead."
         )
     url = _url(next(iter(servers_of(cache)), ""))
-    if _scheme(f"{where} names a cache that", url) not in KINDS:
+    if _scheme(f"{where} names a cache that", url) not in SCHEMES:
         raise _bad_cache(
             f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'."
         )

@@ -32,15 +32,13 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.engine.watchdog import AsyncWatchdog, Dog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
-from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers, Simulation
+from tests import consensus
 from tests.clusters import Cluster, single_masters
-from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
 from tests.waiting import eventually as eventually
 from tests.waiting import wait_until as wait_until
-from tests.zookeeper import Zoo
 
 Manager = Callable[..., LockManager]
 
@@ -256,20 +254,6 @@ def tables(request: pytest.FixtureRequest) -> Tables:
     return empty_tables(request, request.param)
 
 
-@pytest.fixture
-def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Manager:
-    """Make managers over five nodes in one etcd, which count as five clusters."""
-    return over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
-
-
-@pytest.fixture
-def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Manager:
-    """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
-    from django_redlock.nodes.zookeeper.node import ZookeeperTable  # needs kazoo
-
-    return over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
-
-
 @pytest.fixture(scope="session")
 def five_clusters() -> Iterator[list[Cluster]]:
     """Five clusters of one master each, shared by all tests of this process."""
@@ -278,56 +262,86 @@ def five_clusters() -> Iterator[list[Cluster]]:
 
 
 @pytest.fixture
-def clusters(five_clusters: list[Cluster]) -> Manager:
-    """Make managers over five empty clusters."""
+def clusters(five_clusters: list[Cluster]) -> list[Cluster]:
+    """Five empty clusters."""
     for one in five_clusters:
         one.clear()
-    return over_urls([one.url for one in five_clusters])
+    return five_clusters
 
 
-def over_urls(urls: list[str]) -> Manager:
-    """Return a function that makes managers over the first of some nodes."""
-    return over(lambda count: [open_node(NodeSpec(url), "t:") for url in urls[:count]])
+Opened = Callable[[int], list[Any]]
 
 
-def over(opened: Callable[[int], list[Any]]) -> Manager:
-    """The same with what opens some nodes."""
-
-    def make(count: int = 5, **options: Any) -> LockManager:
-        manager = manager_over(opened(count), **options)
-        connect(manager)
-        return manager
-
-    return make
+def nodes_at(urls: list[str]) -> Opened:
+    """Return what opens the first of some nodes."""
+    return lambda count: [open_node(NodeSpec(url), "t:") for url in urls[:count]]
 
 
-def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Manager:
-    """Return a function that makes managers over five nodes in one store."""
+def five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Return what opens nodes in one store, which count as several stores."""
     opened = table.open
 
     def open_as_itself(table: Any) -> Greeting:
         greeting = opened(table)
         return replace(greeting, run_id=f"{greeting.run_id} {table.key('h', '')}")
 
+    def open_some(count: int) -> list[Any]:
+        nodes = [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)]
+        for place, node in enumerate(nodes):
+            node.address += f" {place}"
+        return nodes
+
     monkeypatch.setattr(table, "open", open_as_itself)
-    return over(lambda count: [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)])
+    return open_some
 
 
-# A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
+# A manager does the same as with etcd, and Java is slow. tests/service/consensus covers the differences.
 SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
-REPLICATED = {"cluster": "clusters", "etcd": "etcds", "zookeeper": "zookeepers"}
-
 
 # A majority of two kinds does the same.
-KINDS = ["memory", "real", "cluster", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
+KINDS = [
+    "memory",
+    "real",
+    "cluster",
+    "sqlite",
+    *SLOW_DATABASES,
+    *(["etcd", SLOW_ZOOKEEPER] if consensus.PRESENT else []),
+]
+
+
+def opened(request: pytest.FixtureRequest, kind: str) -> Opened:
+    """Return what opens nodes of a kind, which hold nothing yet."""
+    patch = request.getfixturevalue("monkeypatch")
+    match kind:
+        case "memory":
+            memory = [MemoryNode(f"m{place}") for place in range(5)]
+            return lambda count: memory[:count]
+        case "real":
+            return nodes_at(request.getfixturevalue("nodes").urls)
+        case "cluster":
+            return nodes_at([cluster.url for cluster in request.getfixturevalue("clusters")])
+        case "etcd":
+            from django_redlock.contrib.consensus.etcd.node import EtcdTable
+
+            return five_nodes_in_one(request.getfixturevalue("etcd").url, EtcdTable, patch)
+        case "zookeeper":
+            url = request.getfixturevalue("zookeeper").url
+            from django_redlock.contrib.consensus.zookeeper.node import ZookeeperTable  # needs kazoo
+
+            return five_nodes_in_one(url, ZookeeperTable, patch)
+    return nodes_at(empty_tables(request, kind).urls)
 
 
 @pytest.fixture(params=KINDS)
 def manager(request: pytest.FixtureRequest) -> Manager:
     """Make managers over nodes of each kind."""
-    if request.param in DATABASES:
-        return over_urls(empty_tables(request, request.param).urls)
-    make: Manager = request.getfixturevalue(REPLICATED.get(request.param, request.param))
+    open_some = opened(request, request.param)
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        manager = manager_over(open_some(count), **options)
+        connect(manager)
+        return manager
+
     return make
 
 

@@ -22,6 +22,7 @@ from ..inventory import ActionResult, LockReport, Snapshot, View, find_locks, sl
 from ..inventory.model import described, name_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
+from ..nodes.inspection import Inspection, inspect_all
 from ..singleton.handle import celery_task
 from .changelist import Banner, NodeRow, banners
 from .rows import (
@@ -123,8 +124,6 @@ def _clearing(alias: str, name: str, slug: str) -> str:
 
 def panels() -> Iterator[Banner]:
     """Yield each alias with a description of its nodes, those in trouble first."""
-    from ..nodes.redis.inspect import inspect_all  # only here: the other pages do not need redis-py
-
     for banner in banners():
         if (snapshot := banner.snapshot) is None:
             yield banner
@@ -140,7 +139,7 @@ def panels() -> Iterator[Banner]:
         yield replace(banner, snapshot=snapshot, rows=tuple(sorted(rows, key=attrgetter("votes"))))
 
 
-def _node(snapshot: Snapshot, index: int, inspection: Any) -> NodeRow:
+def _node(snapshot: Snapshot, index: int, inspection: Inspection) -> NodeRow:
     status, info = snapshot.nodes[index], inspection.info
     detail = inspection.detail or status.detail
     count = sum(bool(lock.views[index].fingerprint) for lock in snapshot.locks)

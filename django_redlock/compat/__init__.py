@@ -51,13 +51,6 @@ INTERNALS = {
 }
 """What programs replace in redis-py's locks."""
 
-FOREIGN = {
-    "key": "write the name as its second argument",
-    "version": "write the version into the name",
-    "client": "the nodes are those of REDLOCK",
-}
-"""Arguments of django-redis' ``cache.lock()``, with what to write."""
-
 
 class LockError(RedlockError, RedisLockError, ValkeyLockError):
     """
@@ -88,8 +81,6 @@ def without_misunderstanding(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def checked(*args: P.args, **options: P.kwargs) -> None:
         kind = type(args[0]).__name__
-        for name in FOREIGN.keys() & options.keys():
-            raise TypeError(f"{kind}() has no argument {name!r}; {FOREIGN[name]}.")
         if len(args) > 3 and hasattr(args[1], "make_key"):  # a cache
             raise TypeError(
                 f"{kind}() of a cache takes only the name without a keyword, because the third argument of "

@@ -24,7 +24,7 @@ from ..core.votes import release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..runtime.process import process
 from ..runtime.threads import exiting, new_event, threads
-from .options import LEASE_ATTRIBUTES, Explained, explained
+from .options import explained
 from .watchdog import NEVER, TICK, unreleased, watch_drop
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def successor(lease: "Lease") -> str:
     return printable(f"; now it is held by {who(about_holder(known))}") if known else ""
 
 
-class Lease(Explained, advice=LEASE_ATTRIBUTES):
+class Lease:
     """
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 

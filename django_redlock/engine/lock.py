@@ -21,7 +21,7 @@ from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from ..runtime.threads import exiting
 from .lease import Lease, raise_loss
-from .options import ATTRIBUTES, Explained, Plan, check_block, refuse_arguments, without_arguments
+from .options import Plan, check_block
 from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock(Explained, advice=ATTRIBUTES):
+class Lock:
     """
     The description of a lock. The object holds nothing itself: every acquisition gives a :class:`Lease` of its own.
 
@@ -68,6 +68,14 @@ class Lock(Explained, advice=ATTRIBUTES):
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any:
+            text = f"'Lock' object has no attribute {attribute!r}"
+            if not attribute.startswith("_") and hasattr(Lease, attribute):
+                text += f"; a lease has it: write 'lease = lock({self.name!r}).acquire()' first"
+            raise AttributeError(text, name=attribute, obj=self)
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lock cannot be pickled or copied; pass its name, and write lock(name) where it is needed.")
@@ -97,8 +105,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             described = self._described = self._describe(self._plan)
         return described
 
-    @without_arguments
-    def acquire(self, *args: object, **kwargs: object) -> Lease:
+    def acquire(self) -> Lease:
         """
         Take the lock, blocking for at most ``wait`` seconds and one node timeout.
 
@@ -110,17 +117,13 @@ class Lock(Explained, advice=ATTRIBUTES):
             RuntimeError: The calling thread holds the lock in a ``with`` block, and would wait for itself.
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
-        refuse_arguments("acquire", args, kwargs)
         return self._acquire()
 
-    @without_arguments
-    async def aacquire(self, *args: object, **kwargs: object) -> Lease:
+    async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        refuse_arguments("aacquire", args, kwargs)
         return await self._aacquire()
 
-    @without_arguments
-    def try_acquire(self, *args: object, **kwargs: object) -> Lease | None:
+    def try_acquire(self) -> Lease | None:
         """
         Return a lease, or None if another owner has the lock.
 
@@ -128,15 +131,12 @@ class Lock(Explained, advice=ATTRIBUTES):
         ``OPTIONS["wait"]`` does not apply. The lease can be used in a ``with`` block, which releases it. The call
         raises what :meth:`acquire` raises, except LockTakenError.
         """
-        refuse_arguments("try_acquire", args, kwargs)
         with suppress(LockTakenError):
             return self._acquire(once=True)
         return None
 
-    @without_arguments
-    async def atry_acquire(self, *args: object, **kwargs: object) -> Lease | None:
+    async def atry_acquire(self) -> Lease | None:
         """Do what :meth:`try_acquire` does without blocking; the lease can be used in an ``async with`` block."""
-        refuse_arguments("atry_acquire", args, kwargs)
         with suppress(LockTakenError):
             return await self._aacquire(once=True)
         return None

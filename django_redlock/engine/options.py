@@ -2,16 +2,24 @@
 The options of a lock, in one place for ``lock()`` and ``locks[alias].lock()`` (internal).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache, wraps
-from inspect import Parameter, getattr_static, signature
+from inspect import Parameter, signature
 from math import inf
-from typing import Any, Literal, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 from ..core.names import check_names, named
-from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, check_release, check_wait, optional_seconds
+from ..core.rules import (
+    UNSET,
+    ReleaseMode,
+    Wait,
+    check_label,
+    check_limit,
+    check_release,
+    check_wait,
+    optional_seconds,
+)
 
 IfTaken = Literal["raise", "skip"]
 
@@ -104,9 +112,7 @@ def plan(name: str | Iterable[str], options: LockOptions) -> Plan:
 def _plan(name: str | Iterable[str], **options: Unpack[LockOptions]) -> Plan:
     names = check_names(name)
     if not options.keys() <= DEFAULTS.keys():
-        given = next(each for each in options if each not in DEFAULTS)
-        value: object = options[given]  # type: ignore[literal-required]
-        raise TypeError(f"lock() has no argument {given!r}; {_advice(given, value, ('using', *DEFAULTS))}")
+        raise TypeError(no_argument("lock", options, ("name", "using", *DEFAULTS)))
     chosen: LockOptions = {**DEFAULTS, **options}
     check_label(chosen["label"])
     check_wait(chosen["wait"])
@@ -182,35 +188,6 @@ def check_block(plan: Plan, block: str) -> None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ARGUMENTS: dict[str, Callable[[object], str]] = {
-    "timeout": lambda value: f"write ttl={value!r}",
-    "expire": lambda value: f"write ttl={value!r}",
-    "lease": lambda value: f"write ttl={value!r}",
-    "nowait": lambda value: "write wait=0" if value else "write wait=None",
-    "blocking_timeout": lambda value: f"write wait={value!r}",
-    "blocking": lambda value: "write wait=None" if value else "write wait=0",
-    "auto_renewal": lambda value: f"write renew={value!r}",
-    "sleep": lambda value: "leave it out: waiters are notified of their turn",
-    "thread_local": lambda value: "leave it out: every acquisition has a lease of its own",
-    "id": lambda value: "leave it out: every acquisition has a secret of its own",
-}
-
-ATTRIBUTES = {
-    "locked": "to look at a lock without taking it, write django_redlock.inventory.find_lock({name!r})",
-    **dict.fromkeys(
-        ("release", "extend", "reacquire", "owned", "remaining", "ensure", "valid", "fencing_token", "on_lost", "lost"),
-        "a lease has it: write 'lease = lock({name!r}).acquire()' or 'with lock({name!r}) as lease:' first",
-    ),
-    "reset": "to end the hold of another process, use manage.py redlock_release",
-}
-
-LEASE_ATTRIBUTES = {
-    **dict.fromkeys(("locked", "owned"), "write lease.valid() or lease.ensure()"),
-    "reacquire": "write lease.extend()",
-    "token": "write lease.fencing_token",
-    "acquire": "a lease is held once; write lock({name!r}).acquire() to take the lock again",
-}
-
 
 def lists_options(function: Callable[P, T]) -> Callable[P, T]:
     """Give a function that takes the options of a lock as ``**options`` a signature that lists them."""
@@ -221,88 +198,19 @@ def lists_options(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Make calls with an unknown argument raise a TypeError that says what to write instead."""
-    own = signature(function).parameters.values()
-    known = dict.fromkeys(each.name for each in own if each.name != "self").keys()
-    positions = [each.name for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    """Make calls with an unknown argument raise a TypeError that names the known ones."""
+    known = [name for name in signature(function).parameters if name != "self"]
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not kwargs.keys() <= known:
-            given = next(each for each in kwargs if each not in known)
-            raise TypeError(f"{function.__name__}() has no argument {given!r}; {_advice(given, kwargs[given], known)}")
-        if len(args) > len(positions):
-            first = ", ".join(name for name in positions if name != "self")
-            others = ", ".join(f"{name}=" for name in known if name not in positions)
-            raise TypeError(
-                f"{function.__name__}() takes only {first} without a keyword; write the others as {others}."
-            )
+        if not kwargs.keys() <= {*known}:
+            raise TypeError(no_argument(function.__name__, kwargs, known))
         return function(*args, **kwargs)
 
     return checked
 
 
-def _advice(given: str, value: object, known: Collection[str]) -> str:
-    """Return what to write instead of an unknown argument."""
-    advice = ARGUMENTS[given](value) if given in ARGUMENTS else ""
-    option, assigns, _ = advice.removeprefix("write ").partition("=")
-    if advice and (option in known or not assigns):
-        return f"{advice}."
-    close = get_close_matches(given, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}."
-
-
-def without_arguments(method: Callable[..., T]) -> Callable[[Any], T]:
-    """Give a method of a lock, which refuses all arguments by itself, the signature of one that has none."""
-    before = signature(method)
-    method.__signature__ = before.replace(parameters=[before.parameters["self"]])  # type: ignore[attr-defined]
-    return method
-
-
-def refuse_arguments(method: str, args: Sequence[object], options: Mapping[str, object]) -> None:
-    """
-    Refuse the arguments of a method of a lock, which belong to the lock itself.
-
-    Raises:
-        TypeError: There are some.
-    """
-    if args or options:
-        given = next(iter(options), "")
-        option = f"{given}={options[given]!r}" if given in DEFAULTS else "wait=..."
-        if given in ARGUMENTS:
-            option = ARGUMENTS[given](options[given]).removeprefix("write ")
-        advice = option if option.startswith("leave it out") else f"write lock(name, {option}).{method}()"
-        raise TypeError(f"{method}() takes no arguments; {advice}.")
-
-
-class Absent:
-    """
-    An attribute that a class does not have, for which the error says what to write instead.
-
-    Not ``__getattr__``: Python would then look up each attribute that the class has in a slow way.
-    """
-
-    def __init__(self, advice: str) -> None:
-        self._advice = advice
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> NoReturn:
-        kind = getattr(owner, "__name__", "")
-        advice = self._advice.format(name=getattr(instance, "name", "..."))
-        raise AttributeError(f"{kind!r} object has no {self._name!r}; {advice}.", name=self._name, obj=instance)
-
-
-class Explained:
-    """An object with a name, which lacks some attributes that users expect; the errors say what to write instead."""
-
-    def __init_subclass__(cls, advice: Mapping[str, str] | None = None) -> None:
-        super().__init_subclass__()
-        for attribute, text in (advice or {}).items():
-            absent = Absent(text)
-            absent.__set_name__(cls, attribute)
-            setattr(cls, attribute, absent)
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not isinstance(getattr_static(self, name, None), Absent)]
+def no_argument(function: str, given: Iterable[str], known: Collection[str]) -> str:
+    """Return what is wrong with a call of a function that has only the *known* arguments."""
+    wrong = next(each for each in given if each not in known)
+    return f"{function}() has no argument {wrong!r}. It has {', '.join(known)}."

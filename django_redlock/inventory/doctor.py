@@ -22,10 +22,10 @@ from ..engine.manager import LockManager, owner_here
 from ..exceptions import RedlockError, printable
 from ..handler import locks
 from ..nodes.base import Node
-from ..nodes.redis.inspect import Inspection, inspect_all
+from ..nodes.inspection import Finding, Inspection, Level, error, inspect_all, warning
 from . import held_locks, stale_keys
 from .model import Staleness, name_of
-from .node_checks import CHECKS, Finding, Level, error, severity, warning
+from .node_checks import check, severity
 
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
 
@@ -67,12 +67,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found = [
         *_settings(using),
         *_quorum(inspected, manager.rules),
-        *(
-            finding._replace(node=node.name)
-            for node in inspected
-            for check in CHECKS
-            for finding in check(node, manager.rules)
-        ),
+        *(finding._replace(node=node.name) for node in inspected for finding in check(node, manager.rules)),
         *_duplicates(inspected),
         *_clocks(inspected),
         *_keys(using),

@@ -187,9 +187,8 @@ class ViewKey:
     def _check_root(self, name: str, written: str) -> None:
         if name == "request" or name in self._names or self._open:
             return
-        close = get_close_matches(name, self._names, n=1)
-        nearest = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(self._names)) or 'none'}"
-        raise self._error(f"{written!r} names no {self.place}{nearest}")
+        known = ", ".join(sorted(self._names)) or "none"
+        raise self._error(f"{written!r} names no {self.place} (it has {known})")
 
     def check_constant(self, text: str) -> None:
         """Refuse a constant key that was meant to differ between requests: strangers would share one lock."""
@@ -252,8 +251,7 @@ def _joined(value: object) -> object:
 
 def _find_path(names: list[str], call: ViewCall) -> tuple[object, ...]:
     if names[0] not in call.values:
-        close = get_close_matches(names[0], call.values, n=1)
-        others = f", but {close[0]!r}" if close else f", only {', '.join(call.kwargs)}" if call.kwargs else ""
+        others = f", only {', '.join(call.kwargs)}" if call.kwargs else ""
         raise MissingError(f"there is no {names[0]!r}{others}")
     try:
         value = call.values[names[0]]

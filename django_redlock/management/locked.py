@@ -232,7 +232,7 @@ def lock_subclass(cls: Any) -> None:
     Raises:
         TypeError: The method cannot be locked, or two bases have locks.
     """
-    (command, lock), *others = nearest(cls).items()
+    (command, lock), *others = inherited_locks(cls).items()
     if others:
         names = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (command, others[0][0]))
         raise TypeError(
@@ -247,11 +247,11 @@ def lock_subclass(cls: Any) -> None:
     _handles[cls.handle] = lock, handle
 
 
-def nearest(cls: type) -> dict[type, Lockable]:
+def inherited_locks(cls: type) -> dict[type, Lockable]:
     """Return the locks that *cls* has: its own, or else those of its bases, each with the class that is decorated."""
     if cls in _locks:
         return {cls: _locks[cls]}
-    return {command: lock for base in cls.__bases__ for command, lock in nearest(base).items()}
+    return {command: lock for base in cls.__bases__ for command, lock in inherited_locks(base).items()}
 
 
 def _locked(

@@ -1,41 +1,48 @@
 """
-The nodes, which have one vote each: what a node is, and how all nodes are queried (internal).
+The nodes, which have one vote each: what a node is, and how an entry of ``NODES`` becomes one.
 
-A node is anything that can compare and set a named record that expires. The scheme of its URL is its kind, which
-the majority logic never knows.
+A node is anything that can compare and set a named record that expires. A dotted path names its class: the ``BACKEND``
+of an entry of ``NODES``, or what is registered for the scheme of its URL. The majority logic never knows which.
 """
 
 import sys
 import threading
 from _thread import start_new_thread
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from ..core.admission import Greeting
+from ..core.protocol import Failure
+from ..core.rules import nearest
 from .base import LinkError, Node, NodeSpec, split_url
 
-KINDS = {
-    "redis": ".redis.node",
-    "rediss": ".redis.node",
-    "unix": ".redis.node",
-    "valkey": ".redis.node",
-    "valkeys": ".redis.node",
-    "redis+cluster": ".redis.discovered",
-    "rediss+cluster": ".redis.discovered",
-    "memory": ".memory",
-    "database": ".database.node",
-    "etcd": ".etcd.node",
-    "etcds": ".etcd.node",
-    "zookeeper": ".zookeeper.node",
-    "zookeepers": ".zookeeper.node",
+REDIS = "django_redlock.nodes.redis.node.open_node"
+SENTINEL = "django_redlock.nodes.redis.discovered.SentinelNode"
+CLUSTER = "django_redlock.nodes.redis.discovered.ClusterNode"
+ETCD = "django_redlock.contrib.consensus.etcd.node.EtcdNode"
+ZOOKEEPER = "django_redlock.contrib.consensus.zookeeper.node.ZookeeperNode"
+
+SCHEMES = {
+    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), REDIS),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), CLUSTER),
+    "memory": "django_redlock.nodes.memory.open_node",
+    "database": "django_redlock.nodes.database.node.DatabaseNode",
+    **dict.fromkeys(("etcd", "etcds"), ETCD),
+    **dict.fromkeys(("zookeeper", "zookeepers"), ZOOKEEPER),
 }
-"""The module that opens the nodes of a scheme, imported on first use: redis-py and Django are slow to import."""
+"""The ``BACKEND`` of each scheme, imported on first use: redis-py and Django are slow to import."""
+
+METHODS = ("connect", "aconnect", "listen", "alisten")
+ATTRIBUTES = ("name", "address", "instant", "calls", "fails_over")
 
 forking = False
 """Whether this process is about to fork, so that no thread may be started."""
 
-__all__ = ["KINDS", "LinkError", "Node", "NodeSpec", "open_node"]
+__all__ = ["SCHEMES", "Failure", "Greeting", "LinkError", "Node", "NodeSpec", "open_node"]
 
 
 def open_node(spec: NodeSpec, prefix: str) -> Node:
@@ -43,17 +50,59 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Return the node that *spec* describes, without connecting to it.
 
     Raises:
-        ValueError: The URL or the options cannot work.
+        ValueError: Its ``BACKEND`` cannot be used, or the URL or the options cannot work.
     """
-    module = ".redis.discovered" if spec.sentinels else KINDS[split_url(spec.url).scheme]
+    if spec.backend:
+        return _of_backend(spec, prefix)
     try:
-        opener: Any = loaded(f"{__package__}{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "kazoo":
-            raise
-        raise ValueError('it needs kazoo: pip install "django-redlock[zookeeper]"') from None
-    node: Node = opener.open_node(spec, prefix)
+        make = named(SENTINEL if spec.sentinels else SCHEMES[split_url(spec.url).scheme])
+    except ImportError as error:  # a kind of node may need a package that is not installed
+        raise ValueError(str(error)) from None
+    node: Node = make(spec, prefix)
     return node
+
+
+def named(path: str) -> Callable[[NodeSpec, str], Any]:
+    """Return what a dotted path names: a class of nodes, or a function that makes one."""
+    module, _, name = path.rpartition(".")
+    found: Callable[[NodeSpec, str], Any] = getattr(loaded(module), name)
+    return found
+
+
+def _of_backend(spec: NodeSpec, prefix: str) -> Node:
+    """Return the node of a class that the settings name; no error shows what the class does with the settings."""
+    path, _, name = spec.backend.rpartition(".")
+    try:
+        module = loaded(path)
+    except Exception as error:  # whatever the module raises
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"its BACKEND names the module {path!r}, which cannot be imported ({why})") from None
+    if not hasattr(module, name):
+        near = nearest(name, vars(module)).removesuffix(".")
+        raise ValueError(f"its BACKEND names {name!r}, which the module {path!r} does not have{near}")
+    make = named(spec.backend)
+    if isinstance(make, type):
+        _check(make, name, METHODS)
+    try:
+        node: Node = make(spec, prefix)
+    except ValueError:
+        raise
+    except Exception as error:  # its text may show a password
+        frame = extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
+        raise ValueError(f"its BACKEND {name} raised {where}; it takes a NodeSpec and a prefix") from None
+    _check(node, name, METHODS + ATTRIBUTES)
+    if any("//" in str(text) for text in (node.name, node.address)):  # it may have a password
+        raise ValueError(f"its BACKEND {name} has a URL as its name or address, which pages show: use the host")
+    return node
+
+
+def _check(node: Any, name: str, wanted: tuple[str, ...]) -> None:
+    if lacking := [each for each in wanted if not hasattr(node, each)]:
+        raise ValueError(
+            f"its BACKEND names {name}, which is no node: it has no {', '.join(lacking)}. Write the path of a class "
+            "that is one (the documentation says how to write it), or leave BACKEND out if the scheme of a URL says it"
+        )
 
 
 def loaded(name: str) -> ModuleType:

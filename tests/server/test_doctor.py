@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -419,3 +421,33 @@ def test_silenced_findings_are_not_reported(three):
 
     with override_settings(SILENCED_SYSTEM_CHECKS=["redlock.no-tls", "redlock.W001"]):
         assert ids(found(outside)) == {}
+
+
+WITHOUT_REDIS = """
+import sys
+
+sys.modules["redis"] = None  # importing it fails, as where it is not installed
+from django.conf import settings
+
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}
+NODES = ["database://default", "memory://a", "memory://b"]
+settings.configure(
+    DEBUG=True, INSTALLED_APPS=["django_redlock"], DATABASES=DATABASES, REDLOCK={"default": {"NODES": NODES}}
+)
+import django
+from django.core.management import call_command
+
+django.setup()
+call_command("migrate", verbosity=0)
+call_command("redlock_doctor")
+"""
+
+
+def test_doctor_of_a_project_without_redis_needs_no_redis_py(tmp_path: Path):
+    """Each node is inspected by its own kind."""
+    command = [sys.executable, "-c", WITHOUT_REDIS, str(tmp_path / "database")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("it is tested with a lock") == 3

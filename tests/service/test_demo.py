@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests import consensus
 from tests.conftest import needs_service
 from tests.deployment import CHECKOUT
 from tests.etcd import Member
@@ -14,7 +15,7 @@ from tests.zookeeper import Zoo
 
 @pytest.mark.xdist_group("etcd")
 @pytest.mark.endurance  # the demo keeps a processor busy for as long as it runs
-@pytest.mark.parametrize("kind", ["cluster", "etcd", "zookeeper"])
+@pytest.mark.parametrize("kind", ["cluster", *(("etcd", "zookeeper") if consensus.PRESENT else ())])
 def test_shop_runs_over_a_cluster(kind: str):
     """Pages, commands and tasks of the shop work while members of the cluster are killed and come back."""
     if kind != "cluster":

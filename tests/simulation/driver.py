@@ -30,10 +30,10 @@ from django_redlock.nodes.redis.errors import DEMOTED
 
 from .network import Link, Machine
 from .profiles import TTL
-from .records import Store, Worker
 from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait
 
 if TYPE_CHECKING:
+    from .consensus.records import Store, Worker
     from .schedule import Schedule
 
 
@@ -237,7 +237,7 @@ class Process(Computer):
             finally:
                 bell.task = None
 
-    def _listen(self, machine: Machine | Store) -> None:
+    def _listen(self, machine: "Machine | Store") -> None:
         """Make a node send notifications, now and after every restart."""
         node, world = machine.number, self.world
 

@@ -16,10 +16,7 @@ from django_redlock.core.protocol import SHARED, Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.votes import GRANTS, Verdict
-from django_redlock.nodes.etcd import node as etcd
-from django_redlock.nodes.etcd.node import EtcdTable
-from django_redlock.nodes.records import record as records
-from django_redlock.nodes.records.clock import EraClock, Moment
+from tests import consensus
 
 from . import database, mutation
 from .driver import Process
@@ -27,6 +24,11 @@ from .mutation import Kill, Mutant, always, returns
 from .profiles import PROFILES, TTL
 from .scenarios import SCENARIOS
 from .schedule import Schedule
+
+if consensus.PRESENT:
+    from .consensus.mutants import OF_STORES
+else:
+    OF_STORES = ()
 
 ENOUGH = 600  # schedules of each haunt after which a mutant counts as alive
 
@@ -165,10 +167,6 @@ def forgives_steps_back(right: Any) -> Any:
     return look_at_clock
 
 
-def writes_over_others(right: Any) -> Any:
-    return lambda self, compared, values: right(self, [one for one in compared if one[0] == self._clock_key], values)
-
-
 def reads_first(right: Any) -> Any:
     """Read the value before the row is claimed."""
 
@@ -186,7 +184,6 @@ def reads_first(right: Any) -> Any:
 NET = ("net", "pause")
 KEEPS = ("keeps data and clocks", *NET)
 LOSES = ("crash without data", "loses data")
-LEADERS = ("leaders", "leaders apart")
 
 READ_BEFORE_CLAIM = Mutant(
     "the value is read before the row is claimed", ("no lock", "pause"), (database, "increment_claimed"), reads_first
@@ -379,41 +376,7 @@ MUTANTS = (
         (Admission, "_look_at_clock"),
         forgives_steps_back,
     ),
-    # Records and the clock of a leader
-    Mutant(
-        "times of an earlier leader's clock are compared with the present leader's clock",
-        ("leaders apart", "leader dies with the holder"),
-        (records, "in_present_era"),
-        always(lambda record, moment: record),
-    ),
-    Mutant(
-        "a new leader does not begin a new era",
-        LEADERS,
-        (etcd, "era_name"),
-        always(lambda header, source: f"{header.cluster:x}.{source}"),
-    ),
-    Mutant(
-        "a hold ends at the least time that the clock may show, and is free after the greatest",
-        LEADERS,
-        (EraClock, "bounds"),
-        lambda right: lambda self: right(self)[::-1],
-    ),
-    Mutant(
-        "a leader that does not count yet, or not any more, is believed when it says that a lease never ends",
-        LEADERS,
-        (etcd, "plausible"),
-        returns(True),
-        also=((EraClock, "check", returns(True)),),  # records written later than that would give it away
-    ),
-    Mutant(
-        "a record is written although another process has changed it since it was read",
-        LEADERS,
-        (EtcdTable, "_txn"),
-        writes_over_others,
-    ),
-    Mutant(
-        "a hold is not lengthened by the uncertainty about the leader's clock", LEADERS, (Moment, "margin"), always(0.0)
-    ),
+    *OF_STORES,
     # The fenced transaction
     Mutant(
         "a claim does not look at the owner of an equal token",

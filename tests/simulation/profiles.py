@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from tests import consensus
+
 TTL = 1.0  # seconds; node_timeout is then 0.05 s and the guard time 1.012 s
 
 
@@ -121,4 +123,5 @@ EVERYTHING = replace(
 
 LEARNED = (FORGETFUL, PROMOTED, POLICY)
 USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS)
-PROFILES = {profile.name: profile for profile in (*USUAL, LEADERS, APART, MIXED, EVERYTHING)}
+OF_STORES = (LEADERS, APART, MIXED) if consensus.PRESENT else ()
+PROFILES = {profile.name: profile for profile in (*USUAL, *OF_STORES, EVERYTHING)}

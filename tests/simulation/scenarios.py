@@ -10,10 +10,10 @@ from typing import Any
 from django_redlock.core.acquisition import GaveUp
 from django_redlock.core.admission import OLD
 from django_redlock.core.protocol import Survey
+from tests import consensus
 
 from .database import CLAIMED, increment
 from .driver import Lease
-from .etcd import ELECTION
 from .network import Machine
 from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
 from .schedule import THEMES, Client, Schedule
@@ -246,7 +246,7 @@ def leader_dies_with_the_holder(seed: int) -> Violations:
         lease = yield from waiter.acquire(("a",), None)
         if not isinstance(lease, Lease) or world.now < deadline:
             oracles.violated("overlap", "the lock was free before the deadline of its holder")
-        if world.now > deadline + TTL + ELECTION + UNKNOWN + POLL:
+        if world.now > deadline + TTL + store.cluster.election + UNKNOWN + POLL:
             oracles.violated("stuck", f"the lock was free {world.now - deadline:.3f} s after its deadline")
         waiter.sessions.append((None, "a"))
 
@@ -430,7 +430,7 @@ SCENARIOS: dict[str, Scenario] = {
     "no lock": no_lock,
     "cancelled": cancelled,
     "sent releases": sent_releases,
-    "leader dies with the holder": leader_dies_with_the_holder,
+    **({"leader dies with the holder": leader_dies_with_the_holder} if consensus.PRESENT else {}),
     "clocks lag": with_clocks(replace(WITHIN, skew=0.0, rate=0.0, crash=0.6, forget=1.0), lag),
     # Without the restart guard, 2q - N - 1 nodes may forget everything.
     **{

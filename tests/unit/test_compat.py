@@ -175,8 +175,8 @@ async def test_a_name_in_bytes_or_digits_is_a_text(make, name, text):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((None,), {"key": NAME}, "has no argument 'key'; write the name as its second argument"),
-        ((None, NAME), {"client": None}, "has no argument 'client'; the nodes are those of REDLOCK"),
+        ((None,), {"key": NAME}, "unexpected keyword argument 'key'"),
+        ((None, NAME), {"client": None}, "unexpected keyword argument 'client'"),
         ((caches, NAME, None, 60), {}, "the third argument of cache.lock\\(\\) was the version; write timeout="),
     ],
 )

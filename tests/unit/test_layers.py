@@ -164,6 +164,18 @@ def test_packages_are_known_in_their_rooms_only(package, rooms):
     assert [each for each in imports() if f"{each.name}.".startswith(f"{package}.") and each.room not in rooms] == []
 
 
+def test_etcd_and_zookeeper_come_in_by_a_dotted_path():
+    """Nothing imports them, and they need what any kind of node needs; a checkout may lack them."""
+    theirs = [
+        each for each in imports() if each.where.startswith("contrib/consensus/") and each.top == "django_redlock"
+    ]
+    others = [each for each in imports() if each.name.startswith("django_redlock.contrib.consensus")]
+
+    assert {each.target for each in theirs} - {"contrib"} <= {"nodes", "runtime", "core", "exceptions"}
+    assert {each.name.split(".")[2] for each in theirs if each.target == "contrib"} <= {"consensus"}
+    assert [each for each in others if each not in theirs] == []
+
+
 def test_django_begins_at_the_settings():
     """The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases."""
     found = [each for each in imports() if each.top == "django" and each.room in BELOW_DJANGO]
@@ -181,11 +193,12 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime():
 
 
 def test_seeded_generator_is_for_pauses_only():
-    """Users seed ``random``, so only pauses come from it, and the virtual time of a simulation."""
+    """Users seed ``random``, so only pauses come from it, and what a simulation or the contract of nodes tries."""
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/watchdog.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
+        *("engine/watchdog.py", "fencing.py", "nodes/records/table.py"),
+        *("testing/contract.py", "testing/simulation.py"),
         "keys/view.py",  # imports the type UUID
     }
 
@@ -232,13 +245,10 @@ A manager makes locks and leases, and extends and releases the leases; a lock en
 None of these can be read without the others.
 """
 
-OPEN_CIRCLES: list[set[str]] = [{f"nodes/records/{name}.py" for name in ("replicated", "watch")}]
-"""Circles that are to go."""
-
 
 def test_only_a_manager_and_its_leases_know_each_other():
     """There is one circle of files, also for annotations and late imports: any other file can be read by itself."""
-    assert [each for each in circles(modules_imported()) if each not in OPEN_CIRCLES] == [MANAGER_AND_LEASES]
+    assert circles(modules_imported()) == [MANAGER_AND_LEASES]
 
 
 def written(tree: ast.Module) -> Iterator[ast.Attribute]:

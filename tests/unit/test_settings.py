@@ -17,8 +17,10 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import InvalidRedlockError, LockManager, lock, locks
 from django_redlock.checks import check_deployment, check_settings
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.memory import MemoryNode
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
 from tests.services import SQLite, django_database
@@ -66,20 +68,6 @@ URLS: list[tuple[str, str]] = [
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
     ("redis://a?connection_class=x", "connection_class cannot be set; the scheme says it"),
-    (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
-    (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
-    (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
-    ("etcd://a;b", "its hosts or ports cannot be read; write"),
-    (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
-    ("etcd://a?ssl_ca_certs=/x", "write etcds:// instead of etcd://"),
-    ("etcds://a?ssl_keyfile=/x", "add ssl_certfile"),
-    ("etcd://a?timeout=3", "etcd has no option 'timeout'; it has username"),
-    ("etcd://a,redis://b", "names several nodes: make each a separate item"),
-    (f"zookeeper://:{SECRET}@a/2", "ZooKeeper has no database numbers"),
-    (f"zookeeper://u:{SECRET}@a/x//y", "its path is not valid in ZooKeeper"),
-    ("zookeeper://a?sasl_service=x", "add sasl_mechanism=GSSAPI"),
-    ("zookeeper://a?sasl_mechanism=PLAIN", "one of DIGEST-MD5, GSSAPI"),
-    ("zookeeper://a?sasl_mechanism=DIGEST-MD5", "DIGEST-MD5 needs a user"),
     ("cache:unreadable", "names a cache that has a URL that cannot be read"),
 ]
 
@@ -92,18 +80,74 @@ UNUSED = {
     **{"redis_connect_func": print},
 }
 
+OURS = "tests.unit.test_settings.Kept"
+
+# Entries with BACKEND that cannot be used.
+BACKENDS: list[tuple[Any, str, str]] = [
+    ([{"BACKEND": backend, "URL": f"x://:{SECRET}@a", "OPTIONS": {"password": SECRET}}], "redlock.E003", message)
+    for backend, message in (
+        (7, r"\[0\]\['BACKEND'\] must be the dotted path of a class, such as 'shop.locks.FileNode'\.$"),
+        ("FileNode", "must be the dotted path of a class"),
+        (f"redis://:{SECRET}@a", "must be the dotted path of a class"),
+        (
+            "shop.lock.FileNode",
+            r"\[0\] cannot be used: its BACKEND names the module 'shop.lock', which cannot be",
+        ),
+        (
+            f"{OURS}s",
+            r"names 'Kepts', which the module 'tests.unit.test_settings' does not have; did .* 'Kept'\?$",
+        ),
+        (REDIS_CACHE, "names RedisCache, which is no node: it has no connect, aconnect, listen, alisten. Write"),
+        ("tests.unit.test_settings.no_node", "names no_node, which is no node: it has no connect"),
+        ("tests.unit.test_settings.broken", r"broken raised KeyError in .*test_settings.py, line \d+; it takes a Node"),
+        ("tests.unit.test_settings.refusing", r"\[0\] cannot be used: it takes no password\.$"),
+        ("tests.unit.test_settings.talkative", "talkative has a URL as its name or address, which pages show"),
+    )
+]
+BACKENDS += [
+    ([{"BACKEND": OURS, "LOCATION": "/srv"}], "redlock.E007", "unknown key 'LOCATION'. Known: BACKEND"),
+    (
+        [{"BACKEND": OURS, "MASTERS": ["a"]}],
+        "redlock.E007",
+        "unknown key 'MASTERS'. Known: BACKEND, URL, NAME, OPT",
+    ),
+    ([{"BACKEND": OURS, "URL": Path("/srv")}], "redlock.E003", r"\['URL'\] must be a str, not PosixPath"),
+    ([{"BACKEND": OURS, "OPTIONS": [SECRET]}], "redlock.E003", r"\['OPTIONS'\] must be a dict with names of options"),
+    ([{"BACKEND": OURS, "NAME": f"x://:{SECRET}@a"}], "redlock.E003", "such as 'lock-1', not a URL"),
+    ([{"BACKEND": OURS, "URL": "x://a"}] * 2, "redlock.E004", "'kept:x' twice, at 0 and 1"),
+]
+
+
+class Kept(MemoryNode):
+    """A kind of node that keeps what it was made of."""
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        super().__init__(spec.name or "x")
+        self.address = "kept:x"
+        self.made_of = spec, prefix
+
+
+def no_node(spec: NodeSpec, prefix: str) -> object:
+    return object()
+
+
+def broken(spec: NodeSpec, prefix: str) -> Any:
+    return {SECRET: 1}[spec.url]
+
+
+def refusing(spec: NodeSpec, prefix: str) -> Any:
+    raise ValueError("it takes no password")
+
+
+def talkative(spec: NodeSpec, prefix: str) -> Any:
+    return MemoryNode(spec.url)
+
+
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
-    (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .*; did you mean 'redis\+cluster'\? Write"),
-    (["redis+sentinel://a/m"], "redlock.E003", r"write a dict for Sentinel, .*'SERVICE_NAME': 'mymaster'"),
-    (
-        [f"redis+socket://:{SECRET}@/run/redis.sock?virtual_host=2"],
-        "redlock.E003",
-        r"; write the path of the socket: 'unix:///run/redis\.sock\?db=2'\.$",
-    ),
-    (["rediss+tls://a"], "redlock.E003", r"; write, for TLS, 'rediss://lock-1:6379'\.$"),
-    (["postgresql://a/b"], "redlock.E003", r"; write 'database://default', with the alias in DATABASES\.$"),
+    (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .* redis\+cluster,.*; write, for example"),
+    ([f"redis+socket://:{SECRET}@/run/redis.sock?virtual_host=2"], "redlock.E003", "scheme is not one of .* unix, "),
     ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
     ([{"URL": "redis://a", "OPTIONS": {"db": SECRET}}], "redlock.E003", "its option db is not a number"),
     ([{"URL": "redis://a", "OPTIONS": {"port": SECRET}}], "redlock.E003", r"refuses its options \(ValueError\)"),
@@ -114,6 +158,7 @@ NODES: list[tuple[Any, str, str]] = [
         for option, value in UNUSED.items()
     ),
     ([{"URL": "memory://a", "OPTIONS": {"db": 1}}], "redlock.E003", "a node in memory takes no OPTIONS"),
+    *BACKENDS,
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
@@ -122,10 +167,8 @@ NODES: list[tuple[Any, str, str]] = [
     ([{"URL": "redis://a", "OPTIONS": 5}], "redlock.E003", r"\[0\]\['OPTIONS'\] must be a dict"),
     ([{"URL": "cache:sessions", "OPTIONS": {"db": 1}}], "redlock.E003", "names a cache, which takes no OPTIONS"),
     ([{"URL": "database://default", "OPTIONS": {"db": 1}}], "redlock.E003", "a database takes no OPTIONS"),
-    ("zookeeper://a:1/x,b:1/x", "redlock.E003", "its path comes once, after the last member"),
     (["redis://a", f"redis://:{SECRET}@a:6379/1"], "redlock.E004", "'a:6379' twice, at 0 and 1"),
     (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
-    (["etcd://a,b", "etcds://c,b:2379"], "redlock.E004", "'b:2379' twice, at 0 and 1"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
@@ -137,7 +180,7 @@ NODES: list[tuple[Any, str, str]] = [
     ([SENTINELS | {"SERVICE_NAME": ""}], "redlock.E003", r"needs SENTINELS, a list of .* for example, {'SENTINELS': "),
     ([SENTINELS | {"SENTINELS": [("s1", "26379")]}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [f"redis://:{SECRET}[@s1"]}], "redlock.E003", "cannot be read; .* percent-encode"),
-    ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
+    ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'. Known: .*SERVICE_NAME"),
 ]
 
 WITHOUT_URLS = ("quorum", "ttl", "wait", "renew", "max_extensions", "restart_guard", "in_transaction", "release")
@@ -150,15 +193,15 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     *(({"OPTIONS": {option: f"redis://:{SECRET}@a"}}, "redlock.E006", "not a URL") for option in WITHOUT_URLS),
     ({"OPTIONS": {"clock_guard": 0}}, "redlock.E006", "clock_guard must be True, False or None, not 0"),
-    ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
+    ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "unknown key 'TTL'. Known: .*, ttl, "),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
     ({f"redis://:{SECRET}@a": THREE}, "redlock.E007", "has a URL as a key. Known: NODES"),
     ({"OPTIONS": {f"redis://:{SECRET}@a": 3}}, "redlock.E007", "has a URL as a key. Known: "),
-    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
-    ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
-    ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
+    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl', which belongs into 'OPTIONS'. Known"),
+    ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'. Known: NODES"),
+    ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'. Known: "),
 ]
 
 MISTAKES: list[tuple[Any, str, str]] = [
@@ -232,8 +275,6 @@ def test_mistake_says_what_where_and_what_to_write(
     [
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
-        ("etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem, redis://c", ["[::1]:2379, b:2379", "c:6379"]),
-        ("zookeeper://b,a:7001/locks, redis://c", ["a:7001, b:2181", "c:6379"]),
         ([" redis://a ", "REDIS://b", {"URL": "redis://c\n"}], ["a:6379", "b:6379", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}], ["north"]),
@@ -248,19 +289,20 @@ def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
         assert [node.name for node in locks["default"].nodes] == names
 
 
-def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
-    """The error names the option, and no lock is waited for: it takes another setting."""
-    (tmp_path / "ca.pem").write_text("no certificate")
-    for url, says in (
-        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs does not name a readable file"),
-        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile does not name a readable file"),
-        (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}", "its ssl_ca_certs does not name a readable file"),
-        (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
-    ):
-        with configured(NODES=[url]), pytest.raises(QuorumUnavailableError, match=says) as caught:
-            lock("a", wait=PATIENCE).acquire()
-        assert caught.value.misconfigured
-        assert caught.value.waited < PATIENCE
+def test_class_of_the_project_is_a_node():
+    """It gets the entry and the prefix of the keys; neither the node nor what it was made of shows a password."""
+    entry = {"BACKEND": OURS, "URL": f"kept://:{SECRET}@A", "NAME": "shelf", "OPTIONS": {"password": SECRET}}
+    with configured(NODES=[entry], KEY_PREFIX="shop"):
+        (node,) = locks["default"].nodes
+        assert [message.id for message in check_settings()] == ["redlock.W001"]
+        with lock("a", wait=0) as lease:
+            assert lease.valid()
+
+    assert isinstance(node, Kept)
+    spec, prefix = node.made_of
+    assert (spec.url, spec.name, spec.options) == (entry["URL"], "shelf", entry["OPTIONS"])
+    assert (spec.alias, spec.backend, prefix) == ("default", OURS, "shop:")
+    assert SECRET not in repr(node) + repr(spec)
 
 
 @pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
@@ -449,32 +491,6 @@ def test_cluster_is_a_warning_and_never_durable():
         assert [message.id for message in check_settings()] == ["redlock.E010"]
 
 
-@pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
-def test_one_node_with_members_needs_no_others(scheme: str):
-    """Three members survive the loss of one and forget nothing; a single address may be a single server."""
-    with configured(NODES=f"{scheme}://u:{SECRET}@member-1,member-2,member-3"):
-        assert check_settings() == []
-        (node,) = locks["default"].nodes
-        assert SECRET not in repr(node) + repr(vars(node))
-    with configured(NODES=f"{scheme}://member-1"):
-        assert [message.id for message in check_settings()] == ["redlock.W001"]
-
-
-def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    """Kazoo is an extra, and so is what SASL needs."""
-    with monkeypatch.context() as patch, configured(NODES="zookeeper://a"):
-        for name in [name for name in sys.modules if name.startswith(("django_redlock.nodes.zookeeper", "kazoo."))]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "kazoo", None)
-        (error,) = check_settings()
-    assert error.id == "redlock.E003"
-    assert 'it needs kazoo: pip install "django-redlock[zookeeper]"' in error.msg
-    monkeypatch.setitem(sys.modules, "puresasl", None)
-    with configured(NODES=f"zookeeper://u:{SECRET}@a?sasl_mechanism=DIGEST-MD5"):
-        (error,) = check_settings()
-    assert 'pip install "kazoo[sasl]"' in error.msg
-
-
 ON_LOCK_1 = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
 
 
@@ -518,15 +534,10 @@ MUTUAL = {"password": "x", "ssl_certfile": "/x"}
 @pytest.mark.parametrize(
     ("nodes", "codes"),
     [
-        (["ETCDS://u:x@a,b,c"], []),
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
-        (["etcd://u:x@a,b,c"], ["W101"]),
-        (["etcds://a,b,c?ssl_certfile=/x"], ["W104"]),
-        (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W104", "W102"]),
         (["rediss://:x@a?ssl_cert_reqs=none", "rediss://:x@b?ssl_check_hostname=False", "rediss://:x@c"], ["W106"] * 2),
         ([{"URL": "rediss://:x@a", "OPTIONS": {"ssl_cert_reqs": None}}, "rediss://:x@b", "rediss://:x@c"], ["W106"]),
         ([{"SENTINELS": ["rediss://s?ssl_cert_reqs=none"], "SERVICE_NAME": "m", "OPTIONS": MUTUAL}], ["W106"]),
-        (["zookeepers://u:x@a,b,c?ssl_check_hostname=false"], ["W106"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),
         ([], []),

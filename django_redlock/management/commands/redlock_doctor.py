@@ -10,8 +10,8 @@ from django.db import DatabaseError
 from ...conf import InvalidRedlockError, aliases, read_alias
 from ...exceptions import printable
 from ...inventory.doctor import Diagnosis, diagnose
-from ...inventory.node_checks import Level, severity
-from ...nodes.redis.inspect import Inspection
+from ...inventory.node_checks import severity
+from ...nodes.inspection import Inspection, Level
 from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning

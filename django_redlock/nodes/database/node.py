@@ -80,8 +80,3 @@ def address(connection: Any, alias: str) -> str:
     if connection.vendor != "sqlite":
         return f"{connection.vendor}:{entry.get('HOST') or alias}:{entry.get('PORT', '')}"
     return f"sqlite:{entry['NAME'] if connection.is_in_memory_db() else os.path.realpath(entry['NAME'])}"
-
-
-def open_node(spec: NodeSpec, prefix: str) -> DatabaseNode:
-    """Return the node of a ``database`` URL."""
-    return DatabaseNode(spec, prefix)

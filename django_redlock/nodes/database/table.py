@@ -32,8 +32,7 @@ from ...core.admission import Greeting
 from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
 from ...runtime.clock import steady
 from ..base import LinkError
-from ..records.clock import Moment
-from ..records.record import Change, Decision, Stored, digest, needed_until, parsed
+from ..records.record import Change, Decision, Moment, Stored, digest, needed_until, parsed
 from ..records.table import ANSWERING, RecordTable, UntouchedError
 
 TABLE = "redlock_noderecord"

@@ -16,7 +16,28 @@ from ...core.node_state.records import moment as moment_of
 from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
 from ...runtime.clock import Clock
 from ..base import parse_json
-from .clock import Moment
+
+
+class Moment(NamedTuple):
+    """
+    The present moment on the clock of a store, in seconds.
+
+    Args:
+        low: The clock shows at least this.
+        high: The clock shows at most this.
+        era: The era whose clock it is; empty for a store with a single clock.
+        first: The beginning of the era, from which the holds of earlier eras count.
+    """
+
+    low: float
+    high: float
+    era: str = ""
+    first: float = 0.0
+
+    @property
+    def margin(self) -> float:
+        """Seconds by which every duration is lengthened, because it is counted from ``low``."""
+        return self.high - self.low + 1e-6 if self.era else 0.0  # the node's time is cut to whole microseconds
 
 
 class Stored(NamedTuple):
@@ -186,7 +207,7 @@ def load(
 
 
 def lengthened(request: Request, margin: float) -> Request:
-    """Return a request whose durations are longer by *margin* seconds; see :mod:`.clock`."""
+    """Return a request whose durations are longer by *margin* seconds; see :attr:`Moment.margin`."""
     if not margin:
         return request
     match request:

@@ -15,6 +15,8 @@ from typing import ClassVar
 from ...core.admission import Greeting
 from ...core.names import queue_of
 from ...core.protocol import (
+    ABSENT,
+    ENDLESS,
     PART,
     POSITIVE,
     Extend,
@@ -29,10 +31,10 @@ from ...core.protocol import (
 )
 from ...runtime.clock import steady
 from ..base import LinkError, known_cause
-from .clock import Moment
-from .record import Decision, Names, Stored, load, names_of
+from .record import Decision, Moment, Names, Stored, is_held, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
+SEARCHING = 0.3  # share of the patience that a survey spends on records of locks that have ended
 PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster
 
 
@@ -161,6 +163,38 @@ class RecordTable:
         slugs = {queue_of(slug) or slug for slug in request.slugs} | set(request.slugs)
         return load(Names(slugs, set()), self.key, self.read, self.wall).execute(request._replace(after="", size=0))
 
+    def survey(self, request: Survey) -> Reply:
+        """Report the named locks, or one page of the held ones, in the order of their keys."""
+        if request.size <= 0:
+            return self.look_up(request)
+        moment, _ = self.read([])
+        slugs, cursor, total = self._search(request, moment)
+        reply = self.look_up(request._replace(slugs=tuple(slugs)))
+        rows = tuple(row for row in reply.rows if row.left != ABSENT)
+        return reply._replace(rows=rows, total=total, cursor=cursor)
+
+    def _search(self, request: Survey, moment: Moment) -> tuple[list[str], str, int]:
+        """
+        Return the names that are held on one page, the cursor of the next page, and the number of records.
+
+        Most records may belong to locks that have ended. Requests of this process wait for the search, so it ends
+        early if there are very many such records. The page is then not full, but has a cursor.
+        """
+        slugs: list[str] = []
+        cursor, total, until = request.after, 0, self.now() + self.patience * SEARCHING
+        if cursor == ENDLESS:
+            return slugs, "", total  # in these stores, every lock has an end
+        while True:
+            records, cursor, count = self.page(cursor, of_names=True)
+            total = total or count
+            for key, stored in sorted(records.items()):
+                if is_held(stored.record, moment):
+                    slugs.append(str(stored.record.get("slug", "")))
+                if len(slugs) == request.size:
+                    return slugs, key, total
+            if not cursor or self.now() > until:
+                return slugs, cursor, total
+
     # Time, which tests replace by virtual time
 
     def now(self) -> float:
@@ -231,8 +265,13 @@ class RecordTable:
         """Return whether the records read for a decision without changes were current; if not, it is made again."""
         return True
 
-    def survey(self, request: Survey) -> Reply:
-        """Report the named locks, or one page of the held ones."""
+    def page(self, after: str, *, of_names: bool) -> tuple[dict[str, Stored], str, int]:
+        """
+        Return some records whose keys follow *after*, those of names or those of any kind, in the order of their keys.
+
+        The text is the key after which the next page begins, empty if there is none; the number is the approximate
+        number of records.
+        """
         raise NotImplementedError
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
+from redis.connection import AbstractConnection
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
-from ..base import LinkError, NodeSpec, split_url
+from ..base import LinkError, NodeSpec, run, split_url
 from .connector import Endpoint, check_url
 from .errors import DEMOTED, link_error, parse_error
-from .handshake import Dialer, SomeLink
+from .handshake import BlockingDialer, Dialer, SomeLink
 from .node import Age, RedisNode
 from .wire import MOST_PARTS_OF_GUIDE, Encoder, resp, unchanged
 
@@ -99,6 +100,21 @@ class DiscoveredNode(RedisNode):
         if failure.failure is Failure.REPLICA:  # a failover, which passes; elsewhere, the settings would be wrong
             raise LinkError(Failure.FAILING_OVER)
         raise failure
+
+    def _reach(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
+        """Connect to the master that the first guide to answer names; also return the guides that did not answer."""
+        deaf: list[str] = []
+        tried: list[tuple[Master | None, LinkError]] = []
+        for guide in self.guides:
+            master = None
+            try:
+                master = run(self.ask(BlockingDialer(timeout), guide))
+                return super()._reach(timeout, host=master.host, port=master.port)[0], tuple(deaf)
+            except LinkError as error:
+                tried.append((master, error))
+                if master is None:
+                    deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
+        raise most_telling(tried, self.guide)
 
     async def ask(self, dialer: Dialer[Any, Any, Any], guide: Endpoint) -> Master:
         """
@@ -260,8 +276,3 @@ def member_urls(url: str) -> list[str]:
         raise ValueError(f"it names a member without a host: write, for example, {MEMBERS_EXAMPLE}")
     scheme = parts.scheme.removesuffix("+cluster")
     return [urlunsplit(parts._replace(scheme=scheme, netloc=f"{user}{at}{host.strip()}")) for host in hosts.split(",")]
-
-
-def open_node(spec: NodeSpec, prefix: str) -> DiscoveredNode:
-    """Return the node of a service that sentinels monitor, or of a cluster."""
-    return SentinelNode(spec, prefix) if spec.sentinels else ClusterNode(spec, prefix)

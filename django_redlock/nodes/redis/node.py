@@ -8,17 +8,21 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from redis import exceptions
+from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, run, split_url
+from ..inspection import Inspection
 from .connector import Endpoint
 from .errors import link_error, parse_error
 from .handshake import AsyncDialer, BlockingDialer, Dialer, SomeLink, SomeNotificationLink
+from .inspect import examine
 from .link import (
     AsyncRedisLink,
     AsyncRedisNotificationLink,
@@ -118,6 +122,40 @@ class RedisNode:
         except LinkError:
             dialer.close(connection)
             raise
+
+    def inspect(self, timeout: float, *, rights: bool = True) -> Inspection:
+        """Inspect the server closely; see :mod:`~django_redlock.nodes.inspection`."""
+        connector = self.connector
+        known = Inspection(
+            self.name,
+            encrypted=connector.encrypted,
+            local=not connector.remote,
+            ignored=tuple(sorted(connector.ignored)),
+            user=connector.user,
+            guide=self.guide,
+            mode=self.mode,
+        )
+        connection = None
+        try:
+            connection, deaf = self._reach(timeout)
+            known = replace(known, deaf=deaf)
+            found, served = examine(connection, self.encoder, connector.database, rights, known)
+            with suppress(LinkError):
+                found = replace(found, age=self.read_age(served).seconds)
+            return found
+        except Exception as error:  # whatever it was, as that of a credential provider, the other nodes are inspected
+            failed = link_error(error)
+            # Of the commands that redis-py sends to make a connection, only SELECT needs a right.
+            refused = ("+select",) if failed.failure is Failure.NOPERM and connection is None else ()
+            return replace(known, detail=failed.detail, failure=failed.failure, refused=refused)
+        finally:
+            if connection:
+                connection.disconnect()
+
+    def _reach(self, timeout: float, **where: Any) -> tuple[AbstractConnection, tuple[str, ...]]:
+        """Return a connection of redis-py to the master, and the servers that were asked for it in vain."""
+        connection, _, _ = run(BlockingDialer(timeout).open(self.connector, b"", **where))
+        return connection, ()
 
     def describe(self, info: Any, served: Any) -> Greeting:
         """Return how the server describes itself by its replies to the greeting; raise LinkError if it is useless."""

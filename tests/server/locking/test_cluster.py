@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
-from django_redlock.nodes.redis.inspect import inspect
+from django_redlock.nodes.inspection import inspect
 from django_redlock.testing import Servers
 from tests.clusters import PASSWORD, Cluster, cluster, until
 from tests.endurance.test_acl import RIGHTS

@@ -55,6 +55,8 @@ class Worker:
         self.shops: list[Any] = []
         self.values: list[Any] = []
         self.retries: list[int] = []
+        # The messages that the broker has back, and delivers again.
+        self.returned: list[Any] = []
 
     @property
     def headers(self) -> list[dict[str, Any]]:
@@ -76,6 +78,8 @@ class Worker:
         request[RECEIVED_HEADER] = steady() - kept
         task = self.app.tasks[message.headers["task"]]
         traced = build_tracer(task.name, task, app=self.app)(message.headers["id"], args, kwargs, request)
+        if traced.info and traced.info.state == states.REJECTED and traced.info.retval.requeue:
+            self.returned.append(message)
         return str(traced.info.state if traced.info else states.SUCCESS)
 
     def run_all(self) -> list[str]:
@@ -95,6 +99,7 @@ def received(worker: Worker) -> Any:
     def received(task: Any, message: Any) -> Any:
         real = task.app.tasks[task.name]
         about = {"headers": message.headers, "body": message.body, "hostname": "tests"}
+        about["on_reject"] = lambda log, errors, requeue: worker.returned.extend([message] * requeue)
         events = SimpleNamespace(enabled=False, send=lambda *about, **more: None)
         return mixed_request(Request)(message, app=task.app, task=real, eventer=events, **about)
 

@@ -50,11 +50,11 @@ def die(request: Any) -> None:
         request.on_failure(ExceptionInfo())
 
 
-def begin(request: Any) -> None:
-    """Take the slot as the child does that runs the message."""
+def begin(request: Any) -> Any:
+    """Take the slot as the child does that runs the message; return its lease."""
     ticket = Ticket.unpack(request.request_dict[HEADER], request.id)
     assert ticket
-    take_slot(ticket, request.request_dict[RUN_HEADER])
+    return take_slot(ticket, request.request_dict[RUN_HEADER])
 
 
 def take_slot(ticket: Ticket, secret: str = "") -> Any:

@@ -3,15 +3,18 @@
 import copy
 import logging
 import pickle
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from unittest.mock import MagicMock
 
 import pytest
 from celery.backends.base import BaseDictBackend
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.worker.request import Request
+from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
 from django_redlock import QuorumUnavailableError, locks
@@ -254,6 +257,47 @@ def test_nodes_down_when_sending(make, worker, memory_nodes, caplog):
     assert [record.message.partition(",")[0] for record in caplog.records if "singleton" in record.message] == [
         "singleton tasks are sent without a slot"
     ]
+
+
+@contextmanager
+def transaction_that_fails():
+    with suppress(InterruptedError), transaction.atomic():
+        yield
+        raise InterruptedError
+
+
+@pytest.mark.django_db(transaction=True)
+def test_own_class_that_sends_after_the_commit(app, make, worker):
+    """Its slot is taken at the call, and after a rollback kept for ``queue_ttl``."""
+
+    class Later(app.Task):
+        def apply_async(self, *args, **options):
+            transaction.on_commit(lambda: super(Later, self).apply_async(*args, **options))
+
+    task = make(base=Later, queue_ttl=60)
+    with transaction.atomic():
+        task.delay(7)
+        assert (taken(), worker.headers) == (True, [])
+    assert worker.run() == "SUCCESS"
+    with transaction_that_fails():
+        task.delay(7)
+
+    assert (task.singleton.holder(7).state, worker.headers) == ("queued", [])
+    assert 50 < task.singleton.holder(7).ttl <= 60
+
+
+@pytest.mark.django_db(transaction=True)
+def test_call_on_commit(make, worker):
+    """It takes the slot, and sends its message, after the commit; after a rollback it does neither."""
+    task = make(base=DjangoTask)
+    with transaction_that_fails():
+        task.delay_on_commit(7)
+    assert (taken(), worker.headers) == (False, [])
+    with transaction.atomic():
+        task.delay_on_commit(7)
+        assert not taken()
+
+    assert (taken(), len(worker.headers)) == (True, 1)
 
 
 def test_release_by_hand(make, worker):

@@ -4,35 +4,28 @@ What a run does not need may be away, slow or broken: the call runs all the same
 The same faults with real workers and servers are in ``tests/server/workers/test_faults.py``.
 """
 
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 from celery import signals
-from celery.exceptions import Reject, SoftTimeLimitExceeded
-from kombu.exceptions import OperationalError
+from celery.exceptions import SoftTimeLimitExceeded
 
 from django_redlock import locks
 from django_redlock.celery import (
-    Return,
     singleton_duplicate,
     singleton_lost,
     singleton_overlap,
     singleton_stolen,
-    singleton_task,
 )
 from django_redlock.contrib import telemetry
-from django_redlock.signals import SIGNALS, lock_acquired
+from django_redlock.signals import SIGNALS
 from django_redlock.testing import Simulation
 
 from .slots import NAME, names, set_down
 
 EVENTS = (singleton_duplicate, singleton_overlap, singleton_lost, singleton_stolen)
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
-
-TRIES = 10  # how often a copy is put back while the backend is away
-AWAY = ("reads", "writes")
 
 
 class Backend:
@@ -125,62 +118,6 @@ def test_put_back_without_the_backend(make, worker, break_backend, monkeypatch, 
     assert result.state == ("PENDING" if ignored else "SUCCESS")
 
 
-@pytest.mark.parametrize(
-    ("options", "state"),
-    [
-        ({}, "REVOKED"),
-        ({"wait_for": 0.0, "on_overlap": "wait"}, "REVOKED"),
-        ({"on_overlap": "fail"}, "FAILURE"),
-        ({"on_overlap": Return("other")}, "SUCCESS"),
-    ],
-)
-def test_outcome_that_cannot_be_stored(make, worker, break_backend, options, state):
-    """A message that is to end without a run is put back until its caller can be told. Then it may as well run."""
-    task = make(**options)
-    backend = break_backend(task)
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        result = task.apply_async((7,), task_id="second")
-        backend.fails = ("writes",)
-        assert worker.run() == "IGNORED"
-        assert len(worker.headers) == 1
-        backend.fails = ()
-        worker.run_all()
-        assert (worker.shops, result.state) == ([], state)
-        assert state != "SUCCESS" or result.result == "other"
-
-        other = task.apply_async((7,), task_id="third")
-        backend.fails = ("writes",)
-        assert worker.run() == "IGNORED"
-    backend.fails = ()
-
-    assert worker.run_all() == ["SUCCESS"]
-    assert (worker.shops, other.state) == ([7], "SUCCESS")
-
-
-def test_dropped_copy_whose_outcome_cannot_be_stored(make, worker, break_backend):
-    """With ``redelivery="drop"`` a message whose run died never runs again, and its caller learns of that."""
-
-    def body(self, shop_id):
-        raise SystemExit(-9)
-
-    task = make(body, redelivery="drop", acks_late=True)
-    result = task.delay(7)
-    copy = worker.take()
-    with pytest.raises(SystemExit):
-        worker.run(copy)
-    backend = break_backend(task)
-    backend.fails = AWAY
-
-    assert worker.run(copy, redelivered=True) == "IGNORED"
-    assert result.backend is task.backend
-    for _ in range(TRIES + 5):
-        assert worker.run() == "IGNORED"
-    backend.fails = ()
-    assert worker.run_all() == ["IGNORED"]
-
-    assert (worker.shops, result.state) == ([7], "REVOKED")
-
-
 def test_followed_result_cannot_be_read(make, worker, break_backend):
     """A message that follows another one ends with its result, also if the backend was away in between."""
 
@@ -230,119 +167,6 @@ def test_started_is_stored(make, worker, break_backend, monkeypatch):
 
     assert worker.run() == "SUCCESS"
     assert states == ["STARTED", "PENDING"]
-
-
-# The lock nodes, right after the slot was taken
-
-
-@pytest.mark.parametrize(
-    ("how", "strategy", "state"),
-    [
-        ("retry", "join", "RETRY"),
-        ("retry", "replace", "IGNORED"),
-        ("run", "join", "SUCCESS"),
-        ("fail", "join", "FAILURE"),
-    ],
-)
-def test_nodes_fall_silent_after_the_slot_was_taken(make, worker, memory_nodes, how, strategy, state):
-    """The message is put back, runs or fails, as ``on_unavailable`` says."""
-    task = make(acks_late=True, on_duplicate=strategy, on_unavailable={"run": how})
-    result = task.delay(7)
-
-    def fall_silent(lease, **about):
-        if lease.name == NAME:
-            set_down(memory_nodes)
-
-    lock_acquired.connect(fall_silent)
-    assert worker.run(redelivered=True) == state
-    lock_acquired.disconnect(fall_silent)
-
-    assert worker.shops == ([7] if how == "run" else [])
-    if how == "retry":
-        for node in memory_nodes:
-            node.down = False
-            node.store.reset()  # the lease of the run that never began has ended
-        worker.run_all()
-    assert result.state == ("FAILURE" if how == "fail" else "SUCCESS")
-
-
-def test_slot_is_lost_before_the_body_begins(make, worker):
-    """A body does not begin without its slot because the questions before it took longer than the lease."""
-    with Simulation(nodes=3, check=False) as simulation:
-        task = make()
-        result = task.delay(7)
-
-        def pause(lease, **about):
-            if lease.name == NAME:
-                simulation.pause(31.0)
-                lock_acquired.disconnect(pause)
-                task.apply_async((7,), task_id="second")
-
-        lock_acquired.connect(pause)
-        assert worker.run() == "RETRY"
-        assert worker.shops == []
-        worker.run_all()
-
-    assert (len(worker.shops), result.state) == (2, "SUCCESS")
-
-
-# What began and did not end
-
-
-@pytest.mark.parametrize(("late", "first"), [(True, "REJECTED"), (False, "FAILURE")])
-def test_broker_refuses_a_message_that_is_put_back(app, make, worker, monkeypatch, late, first):
-    """A message that cannot be put back returns to the broker if it can; else its caller sees the failure."""
-    task = make(acks_late=late, on_overlap="wait")
-    result = task.apply_async((7,), task_id="second")
-    message = worker.take()
-    refused = lambda *about, **more: (_ for _ in ()).throw(OperationalError("full"))  # noqa: E731
-    with monkeypatch.context() as patch, locks["default"].lock(NAME, ttl=30, wait=0):
-        patch.setattr(app.amqp, "send_task_message", refused)
-        assert worker.run(message) == first
-
-    assert result.state == ("PENDING" if late else "FAILURE")
-    if late:
-        assert worker.run(message, redelivered=True) == "SUCCESS"
-    assert names() == set()
-
-
-# Ended before the body begins
-
-
-class Limit(BaseException):
-    """A limit or a kill that arrives as gevent's do."""
-
-
-@pytest.mark.parametrize("error", [SystemExit(-15), Limit(), SoftTimeLimitExceeded(), Reject()])
-@pytest.mark.parametrize("options", [{}, {"on_duplicate": "replace"}, {"acks_late": True}])
-@pytest.mark.parametrize("where", ["prerun", "init", "before_start"])
-def test_ended_before_the_body_begins(app, worker, monkeypatch, where, options, error):
-    """An end before the body frees the slot as well, unless the process is stopped and acknowledges late."""
-
-    def fail(*about, **more):
-        raise error
-
-    class Mine(app.Task):
-        before_start = fail if where == "before_start" else app.Task.before_start
-
-    @singleton_task(name="shop.sync", base=Mine, **options)
-    def sync(shop_id): ...
-
-    first = sync.delay(7)
-    if where == "init":
-        monkeypatch.setattr(app.loader, "on_task_init", fail)
-    if where == "prerun":
-        signals.task_prerun.connect(fail)
-    try:
-        with suppress(SystemExit, Limit, Reject):
-            worker.run()
-    finally:
-        signals.task_prerun.disconnect(fail)
-
-    if where != "prerun" or not isinstance(error, Exception):  # Celery logs those, and runs the task
-        keeps = "acks_late" in options and error.args == (-15,)
-        assert names() == ({NAME} if keeps else set())
-        assert (sync.delay(7).id == first.id) is keeps
 
 
 # Receivers, history, metrics, events

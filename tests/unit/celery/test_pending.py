@@ -15,38 +15,9 @@ from django_redlock.singleton.pending import begin, look_up
 from django_redlock.singleton.slot import Record, Seen
 from tests.managers import wait_until
 
-from .slots import NAME, die, names, ticket_in
-
-
-def test_no_older_message_runs_when_the_child_of_the_newest_died(make, worker, received):
-    """A child dies before it begins the newest message. Its caller sees that, and no older message runs."""
-    task = make(on_duplicate="replace")
-    task.delay(7, "older")
-    call = task.delay(7, "newest")
-    older, newest = worker.take(), worker.take()
-
-    die(received(task, newest))
-
-    assert worker.run(older) == "IGNORED"
-    assert (worker.shops, call.state, names()) == ([], "FAILURE", set())
-
+from .slots import NAME, names, ticket_in
 
 # Revoked before its time
-
-
-@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
-def test_waiting_call_that_was_revoked_is_out_of_the_way(make, worker, strategy):
-    """A call with a countdown was revoked while nothing runs. The next call runs at once."""
-    task = make(on_duplicate=strategy)
-    first = task.apply_async((7, "same"), countdown=7200)
-    task.backend.mark_as_revoked(first.id, "by an operator")
-    worker.take()
-
-    again = task.delay(7, "same")
-
-    assert (again.id != first.id, again.accepted, again.duplicate) == (True, True, False)
-    assert worker.run() == "SUCCESS"
-    assert (worker.values, names()) == (["same"], set())
 
 
 def test_call_does_not_wait_for_a_revoked_retry(make, worker):

@@ -4,76 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
-from django_redlock import QuorumUnavailableError, locks
+from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
 
 from .slots import NAME, names, put_back, set_down, taken, ticket_in
-
-
-def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
-    """When the result becomes visible, the slot is free."""
-    task = make()
-    free = []
-    store = task.backend.store_result
-    monkeypatch.setattr(task.backend, "store_result", lambda *a, **k: (free.append(not taken()), store(*a, **k)))
-    task.delay(7)
-
-    worker.run()
-
-    assert free == [True]
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (ValueError("no"), "FAILURE"),
-        (Ignore(), "IGNORED"),
-        (Reject("no", requeue=False), "REJECTED"),
-        (SoftTimeLimitExceeded(), "FAILURE"),
-        (SystemExit(1), None),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_every_way_out_frees_the_slot(make, worker, error, state, late):
-    """However the body ends, its slot is free, also with late acknowledgement: Celery does not run it again."""
-
-    def body(self, shop_id):
-        raise error
-
-    make(body, acks_late=late).delay(7)
-
-    if state:
-        assert worker.run() == state
-    else:
-        with pytest.raises(SystemExit):
-            worker.run()
-    assert not taken()
-
-
-@pytest.mark.parametrize("how", ["drop", "fail"])
-def test_message_that_was_sent_by_name_does_not_run_beside_another(make, worker, app, how):
-    """It is revoked, or fails, and says why; it leaves the holder's slot alone. Afterwards such a message runs."""
-    taken_still = []
-
-    def body(self, shop_id):
-        if not taken_still:
-            app.send_task("shop.sync", (7,), task_id="second")
-            worker.run()
-            taken_still.append(taken())
-
-    task = make(body, on_overlap=how)
-    first = task.delay(7)
-    worker.run()
-
-    error = TaskRevokedError if how == "drop" else DuplicateTask
-    with pytest.raises(error, match=f"{NAME}.* is running as task {first.id}"):
-        task.AsyncResult("second").get(timeout=1)
-    assert taken_still == [True]
-    app.send_task("shop.sync", (7,))
-    assert worker.run() == "SUCCESS"
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -93,6 +28,37 @@ def test_direct_call_touches_no_lock(make, worker):
 
     assert worker.run() == "SUCCESS"
     assert seen == [(9, False), (7, True), (7, True), (8, False)]
+
+
+def test_direct_calls_can_be_locked(make, worker):
+    """With ``lock_direct_calls`` a direct call takes the slot, knows when it is lost, and is refused during a run."""
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((names(), self.singleton.lease.name, self.singleton.remaining > 0))
+        locks["default"].release(NAME, self.singleton.lease.secret)
+        locks["default"].lock(NAME, ttl=30, wait=0, renew=False).acquire()
+        self.singleton.lease.extend()
+        seen.append(self.singleton.lost)
+        self.singleton.check()
+
+    task = make(body, lock_direct_calls=True)
+
+    with pytest.raises(LockLostError):
+        task(7)
+    with pytest.raises(DuplicateTask):
+        task(7)
+    assert seen == [({NAME}, NAME, True), True]
+    assert task.singleton.lease is None
+
+
+def test_direct_call_without_nodes(make, memory_nodes):
+    """Without an answer a direct call runs only if ``on_unavailable`` says so."""
+    set_down(memory_nodes)
+
+    assert make(lock_direct_calls=True, on_unavailable={"run": "run"})(7) == 7
+    with pytest.raises(QuorumUnavailableError):
+        make(lock_direct_calls=True, name="shop.other")(7)
 
 
 @pytest.mark.parametrize("options", [{}, {"hold_for": 100}], ids=["retry", "hold_for"])
@@ -129,37 +95,6 @@ def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
 
     assert seen == [("second", True), "SUCCESS", None]
     assert not taken()
-
-
-def test_retry_that_cannot_be_sent(make, worker, monkeypatch):
-    """When the retry cannot be sent its error counts, and the slot is free."""
-
-    def body(self, shop_id):
-        monkeypatch.setattr(self.app, "send_task", refuse)
-        self.retry(countdown=0)
-
-    def refuse(*args, **kwargs):
-        raise OSError("the broker is gone")
-
-    make(body).delay(7)
-
-    assert worker.run() == "REJECTED"
-    assert not taken()
-
-
-def test_retry_with_other_arguments(make, worker):
-    """A retry with other arguments leaves the old slot and takes the new one."""
-
-    def body(self, shop_id):
-        if shop_id == 7:
-            raise self.retry(args=(8,), countdown=0)
-
-    make(body).delay(7)
-    worker.run()
-
-    assert (taken(), taken("task:shop.sync:shop_id=8")) == (False, True)
-    assert worker.run() == "SUCCESS"
-    assert not taken("task:shop.sync:shop_id=8")
 
 
 @pytest.mark.parametrize("again", ["retry", "autoretry", "replace"])
@@ -245,22 +180,15 @@ def test_nodes_down_at_start(make, worker, memory_nodes):
     assert not taken()
 
 
-def test_nodes_down_at_start_can_run_or_fail(make, worker, memory_nodes, caplog):
-    """``on_unavailable`` may say that the task fails, or that the body runs; the place in the queue is free then."""
-    fail = make(name="shop.fail", on_unavailable={"run": "fail"})
-    run = make(lambda self, shop_id: set_down(memory_nodes, False), on_unavailable={"run": "run"})
-    run.delay(7)
-    set_down(memory_nodes, True)
-    failed = fail.delay(7)
-    waits = worker.take()
+def test_run_without_a_slot_is_logged(make, worker, memory_nodes, caplog):
+    """``on_unavailable`` may say that the body runs. An eager call has no queue to go back to, and fails."""
+    make(on_unavailable={"run": "run"}).delay(7)
+    set_down(memory_nodes)
 
-    with pytest.raises(QuorumUnavailableError):
-        make(name="shop.eager").apply((7,), throw=True)  # there is no queue to go back to
-    assert [worker.run(), worker.run(waits)] == ["FAILURE", "SUCCESS"]
-    assert names() == set()
-    with pytest.raises(QuorumUnavailableError):
-        failed.get(timeout=1)
+    assert worker.run() == "SUCCESS"
     assert "runs without a slot" in caplog.text
+    with pytest.raises(QuorumUnavailableError):
+        make(name="shop.eager").apply((7,), throw=True)
 
 
 def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):

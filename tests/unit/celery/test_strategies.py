@@ -22,26 +22,6 @@ from .slots import HEADER, NAME, names, set_down, take_slot, ticket_in
 # rerun
 
 
-def test_rerun_runs_once_more_with_the_newest_arguments(make, worker):
-    """However many duplicates come during a run, one more run follows, with the arguments of the last."""
-
-    def body(self, shop_id):
-        if len(worker.values) == 1:
-            later.extend(task.delay(7, since=day) for day in (1, 2, 3, 3))
-
-    later: list[Any] = []
-    task = make(body, on_duplicate="rerun")
-    task.delay(7)
-
-    worker.run_all()
-
-    assert worker.values == [None, 3]
-    assert len({result.id for result in later}) == 1
-    assert [result.accepted for result in later] == [True, True, True, False]
-    assert later[0].get(timeout=1) == later[-1].get(timeout=1)
-    assert names() == set()
-
-
 def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
     """A call is a duplicate also while only the message that comes next waits; the place of that can be freed."""
 
@@ -67,20 +47,6 @@ def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
 # replace
 
 
-def test_replace_gives_the_call_that_waits_the_newest_arguments(make, worker):
-    """The call that waits keeps its id and takes the arguments and the time of the newest; its message is dropped."""
-    task = make(on_duplicate="replace")
-    first = task.apply_async((7,), {"since": 1}, countdown=7200)
-
-    second = task.apply_async((7,), {"since": 2}, countdown=60)
-
-    assert (second.accepted, second.duplicate, second.holder_id, second.id) == (True, True, first.id, first.id)
-    early, late = worker.take(), worker.take()
-    assert worker.run(late) == "SUCCESS"
-    assert worker.run(early) == "IGNORED"
-    assert (worker.values, first.state) == ([2], "SUCCESS")
-
-
 @pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}])
 def test_run_that_waits_for_its_own_end(make, worker, options):
     """A run that calls its own task and waits for the result gets an error, and does not wait for ever."""
@@ -100,18 +66,6 @@ def test_run_that_waits_for_its_own_end(make, worker, options):
 
 
 # on_overlap
-
-
-def test_wait_is_bounded(make, worker):
-    """``wait_for`` ends the waiting of a message: it is skipped then, and its caller learns of it."""
-    task = make(on_overlap="wait", wait_for=2)
-    with locks["default"].lock(NAME):
-        task.apply_async((7,), task_id="second")
-        states = worker.run_all()
-
-    assert states in (["IGNORED"] * 2, ["IGNORED"] * 3)  # put back for a second at least, until the two are over
-    with pytest.raises(TaskRevokedError, match=r"after (2\.\d|3\.0) s"):
-        task.AsyncResult("second").get(timeout=1)
 
 
 def test_message_keeps_what_its_caller_was_promised(make, worker, app):
@@ -139,44 +93,6 @@ def test_message_that_waits_keeps_its_expiry_and_what_it_hides(make, worker):
         worker.run()
 
     assert (worker.headers[0]["expires"], worker.headers[0]["kwargsrepr"]) == (before, "HIDDEN")
-
-
-def test_follower_runs_itself_if_the_holder_is_lost(make, worker):
-    """A message that waits for a holder that died without a result runs itself."""
-    task = make(on_overlap="follow")
-    task.delay(7)
-    worker.take()
-    task.apply_async((7,), task_id="second")
-    assert worker.run() == "IGNORED"
-    task.singleton.release(7)
-
-    assert worker.run() == "SUCCESS"
-    assert worker.ids == ["second"]
-
-
-# redelivery
-
-
-def test_only_one_copy_watches(make, worker):
-    """However often the broker delivers a message while it runs, one copy of it waits."""
-
-    def body(self, shop_id):
-        if len(worker.ids) == 1:
-            states.extend(worker.run(message, redelivered=True) for _ in range(3))
-            watching = worker.take()
-            states.append(worker.run(watching))
-            states.append(worker.run(watching))  # which the broker delivers again, too
-            states.append(str(len(worker.headers)))
-
-    states: list[str] = []
-    task = make(body, acks_late=True)
-    result = task.delay(7)
-    message = worker.take()
-
-    assert worker.run(message) == "SUCCESS"
-    assert states == ["IGNORED"] * 5 + ["1"]
-    assert worker.run_all() == ["IGNORED"]
-    assert worker.ids == [result.id]
 
 
 # By the call, and all of them
@@ -445,17 +361,12 @@ def test_holder(make, worker):
     assert task.singleton.holder(7) is None
 
 
-def test_cancel_frees_a_waiting_slot_at_once(make, worker, monkeypatch):
-    """``cancel()`` revokes a waiting task and frees its slot, also if no worker can be told; it leaves a run alone."""
+def test_cancel(make, worker, monkeypatch):
+    """``cancel()`` leaves a run alone; it frees the slot of a waiting task also if no worker can be told."""
     seen = []
     task = make(lambda self, shop_id: seen.append(task.singleton.cancel(7)))
-    first = task.apply_async((7,), countdown=7200)
-
-    assert task.singleton.cancel(7) == first.id
-    assert first.state == "REVOKED"
-    assert not task.delay(7).duplicate
     assert task.singleton.cancel(8) is None
-    worker.take()
+    task.delay(7)
     worker.run()
     assert seen == [None]
 
@@ -521,21 +432,6 @@ def test_command(make, app, capsys, memory_nodes):
             call_command("redlock_inspect", *arguments)
 
 
-def test_run_in_its_callers_process_cannot_be_joined(make, worker):
-    """Nobody ever stores a result for a direct call, or for ``apply()``: its duplicate is not told to wait for one."""
-    got = []
-    task = make(lambda self, shop_id: got.append(self.delay(shop_id)), lock_direct_calls=True)
-
-    task(7)
-    task.apply((7,))
-
-    assert [(each.duplicate, each.reason, each.holder_id, each.state) for each in got] == [
-        (True, "running", None, "REVOKED"),
-        (True, "running", None, "REVOKED"),
-    ]
-    assert "running where it was called" in str(got[0].info)
-
-
 def test_parameter_called_force(app, worker):
     """A task with a parameter of that name is released by the slot of the call with it."""
 
@@ -588,33 +484,6 @@ def test_result_of_the_holder_is_gone(make, worker, monkeypatch, ignored):
     if not ignored:
         with pytest.raises(TaskRevokedError):
             late.get(timeout=1)
-
-
-@pytest.mark.parametrize(("strategy", "scope"), [("rerun", "until_executed"), ("replace", "until_executing")])
-def test_calls_after_a_linked_one_share_a_run(make, worker, app, strategy, scope):
-    """A linked call keeps its arguments, for its link; calls after it have one id, and one run with the newest ones."""
-    ran = []
-
-    def body(self, shop_id):
-        ran.append(self.request.args[1])
-        return self.request.args[1]
-
-    sync = make(body, on_duplicate=strategy, scope=scope)
-
-    @app.task(name="shop.after")
-    def after(value):
-        ran.append(f"after {value}")
-
-    sync.apply_async((7, "linked"), link=after.s())
-
-    calls = [sync.delay(7, value) for value in ("second", "third")]
-
-    linked, *waiting = [worker.take() for _ in range(3)]
-    assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "queued")}
-    assert [worker.run(message) for message in waiting] == ["IGNORED", "IGNORED"]
-    worker.run(linked)
-    worker.run_all()
-    assert sorted(ran) == ["after linked", "linked", "third"]
 
 
 def test_follow_without_a_result_backend(make, worker, app):

@@ -476,9 +476,9 @@ def test_pending_call_begins() -> None:
     facts = Facts(dict(RECORD))
     facts.decide(arrive(message(PENDING, REPLACE)))
     assert [each.ticket.secret for each in facts.asked_for(Take)] == [""]
-    facts = Facts(BEGAN | {NAME: held("mine", QUEUED, secret=OWN)})
+    facts = Facts(BEGAN | {NAME: held("mine", QUEUED, secret=PENDING.begun.secret)})
     assert isinstance(facts.decide(arrive(message(PENDING, REPLACE))), Run)
-    assert [each.ticket.secret for each in facts.asked_for(Take)] == [OWN]
+    assert [each.ticket.secret for each in facts.asked_for(Take)] == [PENDING.begun.secret]
     for hold_for, left in ((0.0, ""), (60.0, HELD)):
         facts = Facts(dict(RECORD))
         rules = REPLACE | {"scope": "until_executing", "hold_for": hold_for}

@@ -17,10 +17,6 @@ if django.VERSION >= (6, 0):
     def until(shop_id):
         ran.append(("until", shop_id, until.singleton.lease))
 
-    @singleton_task(backend="kept", scope="until_executing", hold_for=60)
-    def rare(shop_id):
-        ran.append(("rare", shop_id))
-
     @singleton_task(backend="kept", scope="until_and_while_executing")
     def pair(shop_id):
         ran.append(("pair", shop_id))
@@ -56,11 +52,3 @@ if django.VERSION >= (6, 0):
     @singleton_task(backend="kept", key="{sizes}/{kind}")
     def measure(sizes, kind):
         ran.append(("measure", sizes, kind))
-
-    @singleton_task(on_unavailable={"run": "run", "enqueue": "raise"})
-    def careless(day):
-        return [day, careless.singleton.lost]
-
-    @singleton_task(on_unavailable={"run": "fail"})
-    def careful(day):
-        return day

@@ -69,7 +69,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
     first, *others = cluster.members
     with FaultProxy(first.url) as proxy:
         url = f"{proxy.url},{','.join(member.url.partition('://')[2] for member in others)}"
-        monkeypatch.setattr("django_redlock.nodes.records.replicated.secrets.randbelow", lambda members: 0)
+        monkeypatch.setattr("django_redlock.contrib.consensus.replicated.secrets.randbelow", lambda members: 0)
         with closing(real_manager([url], ttl=60.0, node_timeout=1.0)) as manager:
             manager.lock("c", wait=60).acquire().release()
             proxy.black_hole(direction)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from kazoo.client import KazooClient, KazooState, KeeperState
@@ -36,21 +37,20 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, read_string
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from ...core.protocol import Failure
-from ...runtime.clock import steady
-from ...runtime.threads import new_event
-from ..base import LinkError, address
-from ..records.replicated import Place
-from ..records.table import AnswerError
+from ....core.protocol import Failure
+from ....nodes.base import LinkError, address
+from ....nodes.records.table import AnswerError
+from ....runtime.clock import steady
+from ....runtime.threads import new_event
+from ..bounded import LARGEST, BoundedSocket, connected
+from ..place import Place
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member
 NOT_SERVING = "has no leader at present, or too many connections"
 SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # at level DEBUG, kazoo would log passwords
 
-LARGEST = 2 * 2**20  # bytes of the replies to requests that are sent together, except for listings
 LARGEST_LISTING = 16 * 2**20  # bytes of the listings that are requested together
-READ = 250  # bytes that each read counts, so that a member cannot keep a thread busy with small pieces
 LONGEST_WRITTEN = 65_536  # bytes of the reply to a transaction, which has about 80 for each of 400 writes
 SHORTEST_NAME = 8  # bytes of a name in a listing, with its length
 
@@ -83,42 +83,6 @@ class ZnodeChange(NamedTuple):
     data: bytes | None
     version: int | None
     delete: bool = False
-
-
-class BoundedSocket(socket.socket):
-    """
-    A socket that ends when the member sends more than it was asked for: kazoo reads replies of any length.
-
-    Attributes:
-        left: How many more bytes may come until the next request.
-    """
-
-    left = LARGEST
-
-    def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return what has arrived; raise ConnectionResetError if it is too much, or if a packet will be."""
-        if size > self.left:
-            raise ConnectionResetError
-        data = super().recv(size, flags)
-        self.left -= READ + len(data)
-        if self.left < 0:
-            raise ConnectionResetError
-        return data
-
-
-class BoundedTLSSocket(BoundedSocket, ssl.SSLSocket):  # type: ignore[misc]  # typeshed names the parameter otherwise
-    """The same with TLS."""
-
-
-class BoundedTransaction(Transaction):  # type: ignore[misc]
-    """A transaction whose reply has a result for each operation, not a million."""
-
-    @classmethod
-    def deserialize(cls, data: bytes, offset: int) -> Any:
-        """Return the results."""
-        if len(data) > LONGEST_WRITTEN:
-            raise ValueError
-        return super().deserialize(data, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +134,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self.connection: BoundedSocket | None = None
         self.error: OSError | None = None
-        self.ends_at = float("inf")
+        self.closing = False
         self._connect = connect
         self._ended = ended
 
@@ -198,13 +162,15 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         except OSError as error:
             self.error = error
             raise
+        if self.closing:
+            raise ConnectionAbortedError
         return self.connection
 
     def select(self, reading: Sequence[Any], writing: Sequence[Any], failing: Sequence[Any], timeout: float) -> Any:
         """Wait for sockets; data that TLS has already decrypted does not make them readable."""
         if decrypted := [one for one in reading if isinstance(one, ssl.SSLSocket) and one.pending()]:
             return decrypted, [], []
-        left = self.ends_at - steady()
+        left = self.connection.until - steady() if self.connection else inf
         found = super().select(reading, writing, failing, min(timeout, max(0.0, left)))
         if left <= 0 and not any(found):  # what has arrived is read even if this thread had no turn until now
             raise TimeoutError
@@ -323,7 +289,7 @@ class ZookeeperClient:
                 transaction.check(path, version)
             else:
                 transaction.set_data(path, data, version)
-        (results,) = self._wait([self._send(BoundedTransaction(transaction.operations))])
+        (results,) = self._wait([self._send(Transaction(transaction.operations))], LONGEST_WRITTEN)
         errors = [each for each in results if isinstance(each, ZookeeperError) and not isinstance(each, CONSEQUENCES)]
         if errors and not isinstance(errors[0], OVERTAKEN):
             raise answer_error(errors[0], self._place)
@@ -340,7 +306,7 @@ class ZookeeperClient:
         until = steady() + self._timeout
         found = []
         if connection := self._handler.connection:
-            connection.left = largest
+            connection.allow(largest)
         for result in list(results):  # all are sent before the first reply is waited for
             try:
                 found.append(result.get(timeout=max(0.0, until - steady())))
@@ -360,7 +326,9 @@ class ZookeeperClient:
 
     def close(self) -> None:
         """End the session and its threads, without waiting for a silent member."""
-        self._handler.ends_at = steady() + LAST_REPLY
+        self._handler.closing = True
+        if connection := self._handler.connection:
+            connection.allow(LARGEST, LAST_REPLY)
         if not self._kazoo.connected:  # kazoo may be waiting for the member to begin a session
             self.abort()
         for end in (self._kazoo.stop, self._kazoo.close):
@@ -371,23 +339,6 @@ class ZookeeperClient:
         """Make a call that waits for the member fail at once; any thread may call this."""
         with suppress(OSError, AttributeError):  # it is not connected, or no longer connected
             self._handler.connection.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-
-
-def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -> BoundedSocket:
-    """Return a connection to an address; with TLS, the certificate must be that of the host."""
-    connection = BoundedSocket(fileno=socket.create_connection(where, timeout).detach())
-    connection.settimeout(timeout)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if place.context is None:
-        return connection
-    place.context.sslsocket_class = BoundedTLSSocket
-    try:
-        secured = place.context.wrap_socket(connection, server_hostname=host)
-        assert isinstance(secured, BoundedTLSSocket)
-        return secured
-    except OSError:
-        connection.close()
-        raise
 
 
 def numbers(stat: Any) -> tuple[int, int, int, int]:

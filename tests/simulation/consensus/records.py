@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
 
+from django_redlock.contrib.consensus.etcd.node import EtcdTable
+from django_redlock.contrib.consensus.place import Place as Addresses
 from django_redlock.core.admission import Greeting
 from django_redlock.core.names import secret_of
 from django_redlock.core.protocol import SHARED, Acquire, Kind, Release, Reply, Request
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.records.record import Decision
-from django_redlock.nodes.records.replicated import Place as Addresses
 from django_redlock.nodes.records.table import PAUSE, UntouchedError
 
+from ..network import Link, describe
+from ..profiles import Profile
+from ..world import Call, Command, Place, Routine, Sleep, Wait, World
 from .etcd import Cluster, Member
-from .network import Link, describe
-from .profiles import Profile
-from .world import Call, Command, Place, Routine, Sleep, Wait, World
 
 if TYPE_CHECKING:
-    from .driver import Process
-    from .oracles import Oracles
+    from ..driver import Process
+    from ..oracles import Oracles
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 PREFIX = "r:"
@@ -172,7 +172,7 @@ class Worker:
 
 
 class MemberLink:
-    """A connection to one member, in place of :class:`django_redlock.nodes.etcd.client.EtcdClient`."""
+    """A connection to one member, in place of :class:`django_redlock.contrib.consensus.etcd.client.EtcdClient`."""
 
     ended = False
 

@@ -18,29 +18,22 @@ from hypothesis import strategies as st
 
 from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.admin.pages import NodeRow, panels
+from django_redlock.contrib.consensus import replicated
 from django_redlock.core.protocol import ABSENT, ENDLESS, SHARED, Failure, Kind, Release, Reply, Request, Survey
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.records import replicated
-from django_redlock.testing import Servers
 from django_redlock.testing.servers import reserve_port
 from tests.etcd import Member
 from tests.managers import (
-    Blocking,
     Flavour,
-    Tables,
-    connect,
     eventually,
     fork_and_lock,
     patient_manager,
-    real_manager,
     run_greenlets,
     wait_until,
 )
 from tests.server.locking.test_database import SECRET, acquire, agree, between, requests
-from tests.server.locking.test_waiting import Line
-from tests.services import PostgreSQL, django_database
 from tests.zookeeper import Zoo
 
 Store = Member | Zoo
@@ -309,51 +302,3 @@ async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
     manager.close()
 
     await eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith(name)])
-
-
-# A majority
-
-
-@pytest.mark.usefixtures("unblocked")
-def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL):
-    """Two Redis servers and a node of another kind are a majority of three."""
-    with postgresql.database() as name, django_database("voting", postgresql.settings(name)):
-        call_command("migrate", "redlock", database="voting", verbosity=0, skip_checks=True)
-        with closing(patient_manager([*nodes.urls[:2], "database://voting"], node_timeout=2.0)) as manager:
-            held = [manager.lock("a", wait=0).acquire()]
-            nodes[0].kill()
-            held.append(manager.lock("b", wait=30).acquire())
-            nodes[0].start()
-            postgresql.kill()
-            held.append(manager.lock("c", wait=30).acquire())
-            nodes[1].kill()
-            with pytest.raises(QuorumUnavailableError):
-                manager.lock("d", wait=0).acquire()
-            postgresql.start()
-            held.append(manager.lock("d", wait=60).acquire())
-
-            assert all(lease.valid() for lease in held)
-            for lease in held:
-                lease.release()
-
-
-@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)
-async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
-    nodes: Servers, tables: Tables, flavour: Flavour
-):
-    """Two Redis servers are enough to notify the next waiter; the database sends no notifications."""
-    manager = real_manager([*nodes.urls[:2], tables.urls[0]])
-    connect(manager)
-    holder = await flavour.acquire(manager.lock("a"))
-    line = Line(flavour, manager)
-    tasks = [await line.join(number) for number in range(3)]
-    notifications = (
-        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
-    )
-    await eventually(lambda: notifications.waiters.notified)
-
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
-
-    assert line.served == [0, 1, 2]
-    assert notifications.waiters.listening == {0, 1}

@@ -10,22 +10,17 @@ import socket
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from io import BufferedReader, RawIOBase
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...core.protocol import Failure
-from ...runtime.clock import steady
-from ..base import RateLimit, parse_json
-from ..records.replicated import Place
-from ..records.table import AnswerError
+from ....core.protocol import Failure
+from ....nodes.base import parse_json
+from ....nodes.records.table import AnswerError
+from ..bounded import LARGEST, BoundedSocket, TooMuchError, connected
+from ..place import Place
 
-LARGEST = 2 * 2**20  # bytes of a reply; a hundred records with long references take fewer
-LONGEST_HEAD = 65_536  # bytes of a reply before its body
-MOST_LINES = 5000  # lines of a reply's head, and chunks of its body, which have two thousand bytes or more each
-LAST_READS = 4  # reads of what has arrived by the end of the time, of 8 kB or more each
-UNASKED = 131_072  # bytes of notifications within a second: a few hundred
+LONGEST = 65_536  # bytes of one notification
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
 # After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -67,86 +62,6 @@ class Header(NamedTuple):
     term: int
 
 
-class Timed(RawIOBase):
-    """
-    What a socket receives, until its timeout has passed since now, even if data arrives byte by byte.
-
-    Args:
-        source: The stream of the socket.
-        connection: The socket.
-
-    Attributes:
-        left: How many more bytes may come.
-        unasked: Counts what comes on a stream without end, which has no time limit.
-    """
-
-    def __init__(self, source: RawIOBase, connection: socket.socket) -> None:
-        self.left = LONGEST_HEAD
-        self.unasked: RateLimit | None = None
-        self._source = source
-        self._connection = connection
-        timeout = connection.gettimeout()
-        self._until = None if timeout is None else steady() + timeout
-        self._last_reads = LAST_READS
-
-    def readable(self) -> bool:
-        """Return whether data can be read: always."""
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read what has arrived into a buffer."""
-        if self._until is not None and not self.unasked:
-            # What has arrived is read even if this thread had no turn until now.
-            self._connection.settimeout(left := max(0.0, self._until - steady()))
-            self._last_reads -= not left
-        found: int | None = self._source.readinto(buffer)
-        if found is None or not self._last_reads:
-            raise TimeoutError
-        if self.unasked:
-            self.unasked.count(found)
-        else:
-            self.left -= found
-        if self.left < 0:
-            raise EtcdError(Failure.MALFORMED)
-        return found
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._source.close()
-        super().close()
-
-
-class Lines(BufferedReader):
-    """
-    The lines of a response: those of its head, and the size of each chunk of its body.
-
-    Their number is bounded, because to read a chunk of one byte takes as much of the processor as one of thousands.
-    """
-
-    left = MOST_LINES
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Read a line."""
-        self.left -= 1
-        if self.left < 0 and isinstance(self.raw, Timed) and not self.raw.unasked:
-            raise EtcdError(Failure.MALFORMED)
-        return super().readline(size)
-
-
-class Response(HTTPResponse):
-    """A response that must be complete when the timeout of its connection has passed, and is bounded."""
-
-    def __init__(self, connection: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(connection, *args, **options)
-        self.timed = Timed(self.fp.detach(), connection)
-        self.fp = Lines(self.timed)
-
-    def begin(self) -> None:
-        """Read what comes before the body."""
-        super().begin()
-        self.timed.left = LARGEST
-
-
 class EtcdClient:
     """
     A connection to one member; used by one thread at a time.
@@ -158,16 +73,12 @@ class EtcdClient:
     """
 
     def __init__(self, place: Place, number: int, timeout: float) -> None:
-        host, port = place.members[number]
         self._place = place
+        self._member = place.members[number]
         self._token = ""
-        self._timeout: float | None = timeout
-        self._http = (
-            HTTPSConnection(host, port, timeout=timeout, context=place.context)
-            if place.encrypted
-            else HTTPConnection(host, port, timeout=timeout)
-        )
-        self._http.response_class = Response
+        self._timeout = timeout
+        self._socket: BoundedSocket | None = None
+        self._http = HTTPConnection(*self._member)
 
     @property
     def ended(self) -> bool:
@@ -176,12 +87,12 @@ class EtcdClient:
 
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
-        self._http.connect()
-        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket = connected(self._member, self._member[0], self._place, self._timeout)
+        self._http.sock = self._socket
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE.items():
             if hasattr(socket, option):
-                self._http.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         if user := self._place.options.get("username"):
             login = {"name": user, "password": self._place.options["password"]}
             try:
@@ -200,41 +111,48 @@ class EtcdClient:
         """
         try:
             response = self._send(path, body)
-            text = response.read(LARGEST + 1)
+            return reply_in(response.read(LARGEST + 1), response.status)
         except HTTPException:
             raise ConnectionResetError from None
-        except EtcdError:  # too long, and its rest is still to come
+        except TooMuchError:  # its rest is still to come
             self.close()
-            raise
-        return reply_in(text, response.status)
+            raise EtcdError(Failure.MALFORMED) from None
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
         """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
         response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
-            reply_in(response.read(LARGEST), response.status)
-        response.timed.unasked = RateLimit(UNASKED)
-        self.wait(self._timeout)  # each line may take the timeout
+            reply_in(response.read(LARGEST + 1), response.status)
         return response
 
-    def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> Response:
+    def line(self, response: HTTPResponse) -> bytes:
+        """Return the next line of a stream, empty at its end."""
+        self._allow_reply()
+        try:
+            return response.readline(LONGEST)
+        except HTTPException:
+            raise ConnectionResetError from None
+
+    def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> HTTPResponse:
+        if self._http.sock is None:  # http.client would connect again
+            raise ConnectionResetError
         headers = {"Content-Type": "application/json", **more}
         if self._token:
             headers["Authorization"] = self._token
-        self.wait(self._timeout)  # the last response has changed it
+        self._allow_reply()
         try:
             self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
-            response = self._http.getresponse()
-            assert isinstance(response, Response)
-            return response
+            return self._http.getresponse()
         except HTTPException:  # not even HTTP, or the end of the connection
             raise ConnectionResetError from None
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait for that many seconds for each reply from now on; None is for ever."""
+    def _allow_reply(self) -> None:
+        assert self._socket is not None
+        self._socket.allow(LARGEST, self._timeout)
+
+    def wait(self, timeout: float) -> None:
+        """Wait for that many seconds for each reply from now on; infinity is for ever."""
         self._timeout = timeout
-        if self._http.sock is not None:
-            self._http.sock.settimeout(timeout)
 
     def close(self) -> None:
         """Close the connection."""
@@ -243,7 +161,7 @@ class EtcdClient:
     def abort(self) -> None:
         """Make a call that waits for the member fail at once; from any thread."""
         with suppress(OSError, AttributeError):  # it is not connected, or no longer connected
-            self._http.sock.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
 
 def reply_in(text: bytes, status: int) -> dict[str, Any]:

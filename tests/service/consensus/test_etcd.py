@@ -10,14 +10,14 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import QuorumUnavailableError, lock, locks
+from django_redlock.contrib.consensus import replicated
+from django_redlock.contrib.consensus.etcd.client import DENIED, EtcdError, Header, encoded
+from django_redlock.contrib.consensus.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable, records_of
 from django_redlock.core.protocol import Failure, Kind, Release, Survey
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header, encoded
-from django_redlock.nodes.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable, records_of
-from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
 from django_redlock.runtime.clock import steady

@@ -3,8 +3,8 @@ A ZooKeeper ensemble as a node: its records, the clock of its leader, its notifi
 
 A request is one batch of reads and one transaction. The reads begin with a ``sync``, so that the member catches up with
 its leader. The transaction compares the version of each record that it writes, and that of the record of the present
-era (:mod:`~django_redlock.nodes.records.clock`). It also writes ``clock``: its reply then has the time of the write on
-the leader's wall clock, and the write's number, whose upper half says which leader it was. That half is the era.
+era (:mod:`..clock`). It also writes ``clock``: its reply then has the time of the write on the leader's wall clock, and
+the write's number, whose upper half says which leader it was. That half is the era.
 
 A deposed leader answers reads for a while. So even a request that changes nothing, such as a refused attempt, ends with
 a transaction. If that was carried out in the same era, the reads were current.
@@ -25,24 +25,23 @@ from urllib.parse import quote
 
 from kazoo.protocol.states import EventType
 
-from ...core.protocol import HIGHEST, PART, Failure
-from ...runtime.clock import steady
-from ..base import LinkError, NodeSpec, parse_json
-from ..records.clock import Era
-from ..records.record import Decision, Stored, digest, parsed
-from ..records.replicated import (
+from ....core.protocol import HIGHEST, PART, Failure
+from ....nodes.base import LinkError, NodeSpec, parse_json
+from ....nodes.records.record import Decision, Stored, digest, parsed
+from ....nodes.records.table import AnswerError, TooLargeError, link_error
+from ..bounded import connected
+from ..clock import Era
+from ..place import Place, Store
+from ..replicated import (
     LOOK_EVERY,
     MemberTable,
-    Place,
     ReplicatedNode,
-    Store,
     also,
     oldest,
     shortest,
 )
-from ..records.table import AnswerError, TooLargeError, link_error
-from ..records.watch import Watch
-from .client import Listing, Znode, ZnodeChange, ZookeeperClient, connected, logs_in
+from ..watch import Watch
+from .client import Listing, Znode, ZnodeChange, ZookeeperClient, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -369,14 +368,10 @@ class ZookeeperNode(ReplicatedNode):
 
     def _command(self, number: int, timeout: float) -> str:
         """Return a member's report about itself."""
-        data, member, until = b"", self.place.members[number], steady() + timeout
+        data, member = b"", self.place.members[number]
         with closing(connected(member, member[0], self.place, timeout)) as connection:
+            connection.allow(LONGEST, timeout)
             connection.sendall(b"srvr")
-            while len(data) < LONGEST and steady() < until and (more := connection.recv(LONGEST)):
+            while more := connection.recv(1000):
                 data += more
         return data.decode("utf-8", "replace")
-
-
-def open_node(spec: NodeSpec, prefix: str) -> ZookeeperNode:
-    """Return the node of a ``zookeeper`` or ``zookeepers`` URL."""
-    return ZookeeperNode(spec, prefix)

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...core.node_state.records import moment as moment_of
+from ...nodes.records.record import Moment
 from ...runtime.clock import Clock, steady
 
 RATE = 0.001
@@ -30,28 +31,6 @@ RATE = 0.001
 
 UNNOTICED = 0.01
 """Seconds by which a reading may contradict the bounds before the clock counts as set."""
-
-
-class Moment(NamedTuple):
-    """
-    The present moment on the clock of a store, in seconds.
-
-    Args:
-        low: The clock shows at least this.
-        high: The clock shows at most this.
-        era: The era whose clock it is; empty for a store with a single clock.
-        first: The beginning of the era, from which the holds of earlier eras count.
-    """
-
-    low: float
-    high: float
-    era: str = ""
-    first: float = 0.0
-
-    @property
-    def margin(self) -> float:
-        """Seconds by which every duration is lengthened, because it is counted from ``low``."""
-        return self.high - self.low + 1e-6 if self.era else 0.0  # the node's time is cut to whole microseconds
 
 
 class Era(NamedTuple):

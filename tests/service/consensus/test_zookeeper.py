@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from django_redlock.contrib.consensus import replicated
 from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.records import replicated
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
@@ -25,10 +25,10 @@ from tests.zookeeper import Zoo
 from .test_replicated import clean
 
 if find_spec("kazoo"):
-    from django_redlock.nodes.zookeeper import client
-    from django_redlock.nodes.zookeeper import node as tables
-    from django_redlock.nodes.zookeeper.client import ZnodeChange, ZookeeperClient
-    from django_redlock.nodes.zookeeper.node import ZookeeperNode
+    from django_redlock.contrib.consensus.zookeeper import client
+    from django_redlock.contrib.consensus.zookeeper import node as tables
+    from django_redlock.contrib.consensus.zookeeper.client import ZnodeChange, ZookeeperClient
+    from django_redlock.contrib.consensus.zookeeper.node import ZookeeperNode
 else:
     pytestmark = pytest.mark.skip("needs kazoo: pip install django-redlock[zookeeper]")
 
@@ -135,7 +135,7 @@ def test_vote_does_not_count_if_its_reply_shows_that_the_clock_was_set(
     numbers = client.numbers
     table.execute([acquire("y")])
     monkeypatch.setattr(
-        client, "numbers", lambda stat: (*numbers(stat)[:2], numbers(stat)[2] + 60_000, numbers(stat)[3])
+        client, "numbers", lambda stat: (*numbers(stat)[:2], numbers(stat)[2] + 70_000, numbers(stat)[3])
     )
     (reply,) = table.execute([acquire()])
     (taken,) = other.execute([acquire(secret="b" * 32)])
@@ -221,7 +221,7 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
     found = node(url, **ours)
     with closing(manager_over([found], node_timeout=10.0, ttl=60.0)) as manager:
         assert manager.lock("a", wait=0).acquire().release() == "released"
-        assert found.inspect(30.0)[1]["version"]
+        assert found.inspect(30.0).facts["version"]
     for wrong, failures in (
         (files, (Failure.NO_CLIENT_CERTIFICATE, Failure.RESET, Failure.NO_LEADER, Failure.TLS_FAILED)),
         ({}, (Failure.CERTIFICATE_REFUSED,)),
@@ -233,7 +233,7 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
 
 def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.MonkeyPatch):
     """A frozen member still accepts connections; kazoo would wait for the length of a session."""
-    monkeypatch.setattr("django_redlock.nodes.zookeeper.client.SESSION", 60.0)
+    monkeypatch.setattr("django_redlock.contrib.consensus.zookeeper.client.SESSION", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = ZookeeperClient(node(f"zookeeper://127.0.0.1:{silent.getsockname()[1]}").place, 0, 0.2)
         with pytest.raises(TimeoutError):

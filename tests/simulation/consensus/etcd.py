@@ -11,12 +11,12 @@ from functools import partial
 from math import floor
 from typing import Any
 
+from django_redlock.contrib.consensus.etcd.client import UNAVAILABLE, EtcdError
+from django_redlock.contrib.consensus.etcd.node import GRANTED
 from django_redlock.core.protocol import Failure
-from django_redlock.nodes.etcd.client import UNAVAILABLE, EtcdError
-from django_redlock.nodes.etcd.node import GRANTED
 
-from .profiles import TTL, Profile
-from .world import Clock, Place, World
+from ..profiles import TTL, Profile
+from ..world import Clock, Place, World
 
 CLUSTER = 0xE7CD  # its id
 FOREVER = 9_223_372_036  # seconds that a member gives for each lease while it does not count them
@@ -65,6 +65,8 @@ class Proposal:
 
 class Cluster:
     """Three members with one state."""
+
+    election = ELECTION
 
     def __init__(self, world: World, name: str, profile: Profile) -> None:
         self._world = world

@@ -2,7 +2,7 @@
 An etcd cluster as a node: its records, the clock of its leader, its notifications (internal).
 
 A request is one transaction that reads and one that writes. The second compares the revision of each record that it
-writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.records.clock`.
+writes, and that of the record of the present era; see :mod:`~django_redlock.contrib.consensus.clock`.
 
 etcd has no wall clock. Its leader counts the seconds of each lease on a monotonic clock, so a lease that never ends
 serves as a clock: what was granted minus what remains. Nothing else depends on that lease, and no lock is attached to
@@ -10,29 +10,30 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 """
 
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
-from ...core.protocol import SMALLEST_PART, Failure
-from ..base import LinkError, NodeSpec, parse_json
-from ..records.clock import Era
-from ..records.record import Decision, Stored, parsed
-from ..records.replicated import (
+from ....core.protocol import SMALLEST_PART, Failure
+from ....nodes.base import LinkError, NodeSpec, parse_json
+from ....nodes.records.record import Decision, Stored, parsed
+from ....nodes.records.table import ANSWERING, AnswerError, TooLargeError, link_error
+from .. import checks
+from ..clock import Era
+from ..place import Place, Store
+from ..replicated import (
     LOOK_EVERY,
     MemberTable,
-    Place,
     ReplicatedNode,
-    Store,
     also,
     oldest,
     shortest,
 )
-from ..records.table import ANSWERING, AnswerError, TooLargeError, link_error
-from ..records.watch import Watch
+from ..watch import Watch
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
@@ -66,8 +67,6 @@ PAGE = LARGEST_WRITE  # records that are read at once for a survey, or to delete
 KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
 
 ID_LENGTH = 16  # characters of the random id
-
-LONGEST = 65_536  # bytes of one notification
 
 
 class EtcdTable(MemberTable[EtcdClient]):
@@ -326,18 +325,15 @@ class EtcdWatch(Watch):
         self.client = client = EtcdClient(self.place, number, self.timeout)
         client.open()
         self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
-        names_in(self._response.readline(LONGEST))  # the line that confirms the watch
-        client.wait(None)
+        names_in(client.line(self._response))  # the line that confirms the watch
+        client.wait(math.inf)
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
-        try:
-            line = self._response.readline(LONGEST)
-        except HTTPException:
-            raise ConnectionResetError from None
-        if not line:
-            raise LinkError(Failure.CLOSED)
-        return names_in(line)
+        assert isinstance(self.client, EtcdClient)
+        if line := self.client.line(self._response):
+            return names_in(line)
+        raise LinkError(Failure.CLOSED)
 
 
 def names_in(line: bytes) -> list[str]:
@@ -380,6 +376,11 @@ class EtcdNode(ReplicatedNode):
     kind = "etcd"
     store = ETCD
     watch = EtcdWatch
+    checks = (checks.members, checks.etcd)
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        # Slashes separate the kinds of records: "app:x/y:" would begin with a kind of the alias "app:".
+        super().__init__(spec, quote(prefix, safe=":"))
 
     def table(self, patience: float) -> EtcdTable:
         """Return its records, not yet connected."""
@@ -408,9 +409,3 @@ def add_facts(client: EtcdClient, status: Mapping[str, Any], facts: dict[str, st
         alarms = client.call("/v3/maintenance/alarm", {"action": "GET"})
         if names := {str(alarm.get("alarm"))[:20] for alarm in objects_in(alarms, "alarms")}:
             facts["alarms"] = ", ".join(sorted(names))
-
-
-def open_node(spec: NodeSpec, prefix: str) -> EtcdNode:
-    """Return the node of an ``etcd`` or ``etcds`` URL."""
-    # Slashes separate the kinds of records: "app:x/y:" would begin with a kind of the alias "app:".
-    return EtcdNode(spec, quote(prefix, safe=":"))
