@@ -44,10 +44,10 @@ from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager, Runtime
+from ..engine.manager import LockManager
 from ..engine.notifications import Waiters
 from ..engine.presence import Presence
-from ..engine.watchdog import Agenda, Chore, Tended, carry_out, work_in
+from ..engine.watchdog import Agenda, Chore, Runtime, Tended, carry_out, work_in
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.memory import MemoryNode
