@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .core.rules import DEFAULT_ALIAS, Rules, nearest, quoted
+from .core.rules import Rules, nearest, quoted
 from .nodes import SCHEMES, Node, NodeSpec, open_node
 from .nodes.base import split_url
 

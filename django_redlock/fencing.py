@@ -28,10 +28,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from .core.rules import is_whole
+from .core.rules import check_switch, is_whole
+from .core.votes import is_quorum
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
-from .core.rules import check_switch
 from .engine.options import explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
@@ -348,7 +348,7 @@ class Fenced(Block[None]):
         for lease in self._leases:
             manager = lease.hold.keeper
             others = sum(getattr(node, "file", "") != file for node in manager.nodes)
-            if lease.hold.renewed and others < manager.rules.needed:
+            if lease.hold.renewed and not is_quorum(others, manager.rules.needed):
                 raise RuntimeError(
                     f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being "
                     "renewed: its file is the node of the lock, and SQLite has one writer at a time. Give the locks a "

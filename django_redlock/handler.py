@@ -17,9 +17,9 @@ from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
 
 from . import nodes, signals
-from .conf import DEFAULT_ALIAS, UnknownAliasError, aliases, read_alias
+from .conf import UnknownAliasError, aliases, read_alias
 from .core.names import named
-from .core.rules import Rules
+from .core.rules import DEFAULT_ALIAS, Rules
 from .engine.lease import Lease, release_at_end
 from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
-from .conf import DEFAULT_ALIAS
+from .core.rules import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .keys.view import ShortName, Written

@@ -24,13 +24,12 @@ from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager, Manager
 from django.utils.asyncio import async_unsafe
 
-from .conf import DEFAULT_ALIAS
 from .core.names import slug
-from .core.rules import UNSET, Wait, check_wait, optional_seconds
+from .core.rules import DEFAULT_ALIAS, UNSET, Wait, check_switch, check_wait, optional_seconds
 from .db.targets import Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
-from .core.rules import check_switch
+from .engine.manager import owner_here
 from .engine.options import explained
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, left_to, own_thread
@@ -379,7 +378,7 @@ class RowLock(Block[Result]):
         """Describe one lock over all *rows*; the manager sorts their names, so two such locks cannot deadlock."""
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
-        return locks[self._using].on_behalf(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
+        return locks[self._using].on_behalf(names, owner_here("model", what), ttl=self._ttl, wait=self._wait)
 
     def _unsteady(self) -> RuntimeError:
         return RuntimeError(

@@ -28,8 +28,8 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext_lazy, ngettext
 
-from .conf import DEFAULT_ALIAS
 from .core.names import check_name
+from .core.rules import DEFAULT_ALIAS
 from .db.requests import (
     HANDLERS,
     RequestLock,
@@ -51,6 +51,7 @@ from .db.requests import (
 )
 from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
 from .engine.lock import Lock, decorators
+from .engine.manager import owner_here
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
 from .frameworks import framework_of
@@ -560,7 +561,7 @@ class Guard:
         except (BadRequest, ValueError) as error:  # ValueError: a value is too long, or is not valid Unicode
             raise framework_of(type(request)).bad_request(error, f"@locked_view on {self.name}") from error
         options = self.options
-        lock = locks[options.using].on_behalf(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+        lock = locks[options.using].on_behalf(name, owner_here("view", label), ttl=options.ttl, wait=options.wait)
         held = self._held(request)
         if lock.name not in held:
             self._refuse_transactions()

@@ -28,8 +28,8 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.connections import PerLoop
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import Dog, LockManager
-from django_redlock.engine.watchdog import AsyncWatchdog, loop_watchdog, watchdog
+from django_redlock.engine.manager import LockManager
+from django_redlock.engine.watchdog import AsyncWatchdog, Dog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
 from django_redlock.nodes.memory import MemoryNode

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.contrib import admin
@@ -29,9 +29,6 @@ from ..inventory import LockReport, held_locks
 from ..inventory.model import TROUBLE, Snapshot, State, duration, urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
-
-if TYPE_CHECKING:
-    from .pages import NodeRow
 
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it
@@ -154,6 +151,29 @@ class LockSearchForm(ChangeListSearchForm):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node as the panel shows it; each cell is text."""
+
+    name: str
+    votes: bool
+    answers: str
+    round_trip: str = DASH
+    role: str = DASH
+    version: str = DASH
+    clock: str = DASH
+    locks: str = DASH
+    memory: str = DASH
+    persistence: str = DASH
+    age: str = DASH
+    remedy: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing but its answer is known about the node."""
+        return {self.role, self.version, self.locks} == {DASH}
+
+
+@dataclass(frozen=True, slots=True)
 class Banner:
     """
     The data that a page shows about one alias.
@@ -168,7 +188,7 @@ class Banner:
     alias: str
     snapshot: Snapshot | None
     problem: str = ""
-    rows: tuple["NodeRow", ...] = ()
+    rows: tuple[NodeRow, ...] = ()
 
     @property
     def is_known(self) -> bool:

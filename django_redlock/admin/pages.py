@@ -24,7 +24,7 @@ from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from ..nodes.inspection import Inspection, inspect_all
 from ..singleton.handle import celery_task
-from .changelist import Banner, banners
+from .changelist import Banner, NodeRow, banners
 from .rows import (
     DASH,
     LOGGED_ALIAS,
@@ -120,29 +120,6 @@ def _clearing(alias: str, name: str, slug: str) -> str:
 
 
 # The panel of nodes
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """One node as the panel shows it; each cell is text."""
-
-    name: str
-    votes: bool
-    answers: str
-    round_trip: str = DASH
-    role: str = DASH
-    version: str = DASH
-    clock: str = DASH
-    locks: str = DASH
-    memory: str = DASH
-    persistence: str = DASH
-    age: str = DASH
-    remedy: str = ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing but its answer is known about the node."""
-        return {self.role, self.version, self.locks} == {DASH}
 
 
 def panels() -> Iterator[Banner]:

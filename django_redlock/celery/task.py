@@ -33,9 +33,9 @@ from ..exceptions import printable
 from ..handler import locks
 from ..keys.task import CallKey, TaskKey, signature_of
 from ..singleton.arrival import Answer, interrupted
+from ..singleton.declaring import check_function, check_others
 from ..singleton.ending import Execution, end, note_done
 from ..singleton.handle import P
-from ..singleton.declaring import check_function, check_others
 from ..singleton.options import (
     OPTIONS,
     OnDuplicate,

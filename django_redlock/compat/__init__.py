@@ -15,14 +15,13 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Literal, NoReturn, ParamSpec, Self
 
-from ..conf import DEFAULT_ALIAS
-from ..core.hold import release_outcome
 from ..core.names import check_name, slug
-from ..core.protocol import LOST, SHARED, EndReason, Kind, Outcome, Release
-from ..core.round import Round, count
-from ..core.rules import MIN_TTL, number, seconds
+from ..core.protocol import LOST, SHARED, EndReason, Outcome, Release
+from ..core.round import Round
+from ..core.rules import DEFAULT_ALIAS, MIN_TTL, number, seconds
+from ..core.votes import is_gone, prevents_quorum, release_outcome
 from ..engine.lease import Lease
-from ..engine.manager import LockManager
+from ..engine.manager import LockManager, owner_here
 from ..engine.twins import Awaiting, Blocking, Flavour
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
@@ -215,7 +214,7 @@ class BaseLock(metaclass=WithoutInternals):
         if lease:
             outcome = await self._flavour.call(lease.release, lease.arelease)
         elif vote := await self._find(hold.token):  # another process acquired it
-            outcome = release_outcome(await self._remove(vote.secret), self._manager.rules)
+            outcome = release_outcome((await self._remove(vote.secret)).replies, self._manager.rules)
         else:
             outcome = Outcome.EXPIRED
         slot.hold = None
@@ -233,11 +232,10 @@ class BaseLock(metaclass=WithoutInternals):
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
-        needed = self._manager.rules.needed
+        rules = self._manager.rules
         for vote in await self._holders():
             round = await self._remove(vote.secret, revoke=True)
-            # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
-            gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
+            gone = is_gone(round.replies, rules)
             outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
             about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
             log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
@@ -247,7 +245,7 @@ class BaseLock(metaclass=WithoutInternals):
                     node.name: str(round.replies.get(index, "not waited for"))
                     for index, node in enumerate(self._manager.nodes)
                 }
-                raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
+                raise QuorumUnavailableError(self._key, nodes=nodes, needed=rules.needed)
 
     async def _locked(self) -> bool:
         return bool(await self._holders())
@@ -261,7 +259,7 @@ class BaseLock(metaclass=WithoutInternals):
         votes = poll.tally(slug(self._key)).votes
         mine = sum(vote.nodes for vote in votes if vote.secret == hold.lease.secret)
         against = self._manager.rules.nodes - len(poll.silent) - mine
-        return hold.lease.valid() and against <= self._manager.rules.spare
+        return hold.lease.valid() and not prevents_quorum(against, self._manager.rules)
 
     def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
         """Check the arguments, and return the coroutine that extends the lock."""
@@ -317,8 +315,8 @@ class BaseLock(metaclass=WithoutInternals):
         """Acquire the lock for *length* seconds, or until its release if None; return whether it is held now."""
         rules = self._manager.rules
         ttl = None if length is None else piece(length, rules)
-        ref = "" if token is None else reference(token)
-        lock = self._manager.on_behalf(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        owner = owner_here("manual", ref="" if token is None else reference(token))
+        lock = self._manager.on_behalf(self._key, owner, ttl=ttl, renew=length is None, **wanted)
         try:
             lease = await self._flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:
@@ -353,13 +351,8 @@ class BaseLock(metaclass=WithoutInternals):
         """Release a lock by its secret; a holder that still renews the lock is refused, and learns of a *revoke*."""
         manager, rules = self._manager, self._manager.rules
         request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED, revoke=revoke)
-        round = Round(
-            requests=dict.fromkeys(range(rules.nodes), request),
-            decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
-            timeout=rules.timeout(rules.ttl),
-            cleanup=True,
-        )
-        await self._flavour.call(manager.ask, manager.aask, round)
+        round = Round.to_release(request, range(rules.nodes), rules.timeout(rules.ttl), rules.needed)
+        await self._flavour.call(manager.driver.ask, manager.driver.aask, round)
         return round
 
     # Errors

@@ -10,11 +10,12 @@ from collections.abc import Callable, Generator, Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
+from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken
 from .names import SECRET_SIZE, common_value, permit_slug, secret_of, slug, uncounted
-from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
-from .round import Round, cleanup, count, limit_releases, unanswered
+from .protocol import ABSENT, Instant, Release, Reply
+from .round import Round, unanswered
 from .rules import Rules, Wanted
+from .votes import Verdict, is_quorum, prevents_quorum
 
 FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
 CONTEST = 2  # node timeouts for which a contender in a split vote goes on; the one that came first, twice as many
@@ -303,18 +304,13 @@ class Acquisition:
         None is free while somebody holds the lock in another way: alone, as a reader, or with another limit.
         """
         rules = self._rules
-        survey = Survey((self._queue, *(slug for (slug,) in permits)))
-        round = Round(
-            requests=dict.fromkeys(range(rules.nodes), survey),
-            decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
-            timeout=self._timeout,
-            needed=rules.needed,
-        )
+        round = Round.to_find_free((self._queue, *(slug for (slug,) in permits)), rules, self._timeout)
         self._attempt.at = yield round
         ours = {self.wanted.secret, self.wanted.adopt, secret_of(common_value(self.wanted.limit))} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and secret_of(row.value) not in ours)
-        return [(slug,) for (slug,) in permits if max(taken[slug], taken[self._queue]) <= rules.spare]
+        in_use = taken[self._queue]
+        return [(slug,) for (slug,) in permits if not prevents_quorum(max(taken[slug], in_use), rules)]
 
     def _permits(self) -> list[tuple[str, ...]]:
         """Return the permits of the lock, starting at a random one, so that contenders do not all try the first."""
@@ -357,16 +353,24 @@ class Acquisition:
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)
         # An attempt that was already given back still counts: a node that has not answered may execute its request
         # after this release.
-        undo = cleanup(release, nodes, unanswered(attempt.rounds), tombstone, timeout)
-        undo.lasting = self.wanted.ttl
-        if self.wanted.secret and not self.wanted.shared:
+        unsure = unanswered(attempt.rounds)
+        same_secret = bool(self.wanted.secret) and not self.wanted.shared
+        if same_secret:
             # The next attempt has the same secret. A release of this one that is redelivered must not end its hold: the
-            # caller would believe that it has the lock, and another caller could get it.
-            limit_releases(undo, attempt.rounds, attempt.number)
-            # The limit tells the two holds apart only if the next attempt proposes a higher token, even if the wall
-            # clock is set back meanwhile.
+            # caller would believe that it has the lock, and another caller could get it. The number of this attempt
+            # tells the two holds apart only if the next attempt proposes a higher one, even if the wall clock is set
+            # back meanwhile.
             self._highest.lift(attempt.slugs, attempt.number)
-        return undo
+        return Round.to_release(
+            release,
+            nodes,
+            timeout,
+            unsure=unsure,
+            tombstone=tombstone,
+            lasting=self.wanted.ttl,
+            granting=attempt.rounds if same_secret else None,
+            number=attempt.number,
+        )
 
     def _time_left(self) -> float | None:
         """Return for how many more seconds to try; None is for ever."""
@@ -388,6 +392,8 @@ class Waiter:
         name: The waiter's name in the queues: ``process|number``.
         needed: How many nodes must notify the waiter before it asks again.
     """
+
+    __slots__ = ("_given_back", "_heard", "_needed", "_recalled", "name")
 
     def __init__(self, name: str, needed: int) -> None:
         self.name = name
@@ -413,7 +419,7 @@ class Waiter:
         That takes a quorum of nodes that have notified the waiter, or that it gave a grant back to. At least one
         notification must be news: from a node that the waiter gave nothing back to. A recall needs neither.
         """
-        enough = len(self._heard | self._given_back) >= self._needed
+        enough = is_quorum(len(self._heard | self._given_back), self._needed)
         return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:

@@ -8,17 +8,19 @@ Extending the lock").
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from .attempt import Granted, HighestToken, Verdict
+from .attempt import Granted, HighestToken
 from .names import common_value, counted
-from .protocol import ANSWERS, REFUSALS, STOPPED, EndReason, Extend, Extended, Kind, Outcome, Release, Reply, Term
-from .round import Round, cleanup, count, limit_releases, unanswered
+from .protocol import REFUSALS, STOPPED, EndReason, Extended, Kind, Outcome, Release, Reply, Term
+from .round import Round, unanswered
 from .rules import Rules, Wanted
+from .votes import Verdict, extended_by_quorum, prevents_quorum
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
 BATCH_NAMES = 200  # most names in one round
+_numbers = itertools.count()  # of terms
 
 
 class HoldState:
@@ -31,6 +33,13 @@ class HoldState:
         rules: The options of the alias.
         highest: The highest tokens seen in this process.
     """
+
+    __slots__ = (
+        *("names", "ttl", "shared", "limit", "secret", "fencing_token", "waited", "since", "deadline", "timeout"),
+        *("extensions", "ended", "successor", "_taken_away", "_ended_at", "_rules", "_highest"),
+        *("_slugs", "_value", "_leaving", "_queue", "_untouched", "_rounds", "_granting"),
+        *("_renew_at", "_max_hold", "_max_extensions", "_heartbeat", "_beat", "_preparing", "_shortening"),
+    )
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
         self.names = wanted.names
@@ -58,7 +67,7 @@ class HoldState:
         # The rounds whose requests may still reach a node, so that a release to that node has to leave a tombstone.
         self._rounds: list[Round] = list(granted.rounds)
         # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
-        self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
+        self._granting = granted.rounds if wanted.secret and not wanted.shared else None
         # What bounds the extensions
         self._renew_at = granted.start + self.ttl / 3
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
@@ -66,7 +75,6 @@ class HoldState:
         self._heartbeat = wanted.heartbeat
         self._beat = granted.start
         # Extensions that are on their way
-        self._numbers = itertools.count()
         self._preparing: set[int] = set()  # about to be sent
         self._shortening: list[Round] = []  # asked for less time and still lack replies
 
@@ -118,7 +126,7 @@ class HoldState:
 
     def term(self, now: float, ttl: float | None = None) -> Term | None:
         """
-        Return the term that extends the hold in a :func:`renewal`; None if the hold has ended or may not be extended.
+        Return the term that extends the hold in a round; None if the hold has ended or may not be extended.
 
         Args:
             now: The time, in seconds on the client's steady clock.
@@ -126,7 +134,7 @@ class HoldState:
         """
         # Noted before the check whether the hold ended: see release(). Otherwise a release in another thread could find
         # nothing on its way, leave no tombstone, and be overtaken by this extension, which restores a released lock.
-        number = next(self._numbers)
+        number = next(_numbers)
         self._preparing.add(number)
         self._untouched = frozenset()  # an extension gives the lock to a node that lacks it
         if not self.check(now) or not self._may_extend(now) or self._silent(now):
@@ -182,7 +190,8 @@ class HoldState:
         self._highest.lift(self._slugs, max((term.fence for term in reported.values()), default=0))
         if not self.check(now):
             return False
-        if sum(term.kind is Kind.HELD for term in reported.values()) >= self._rules.needed:
+        longer = extended_by_quorum([term.kind for term in reported.values()], self._rules)
+        if longer:
             if ttl != self.ttl:  # another extension has set another length since, and that one counts
                 return False
             self.extensions += 1
@@ -191,15 +200,14 @@ class HoldState:
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        # A few nodes that refuse have lost their data or the key; the others still keep everybody else out.
         refused = {node: term for node, term in reported.items() if term.kind in REFUSALS}
-        if len(refused) > self._rules.spare and self.end(self._reason_of_refusal(refused.values()), now):
+        if longer is False and self.end(self._reason_of_refusal(refused.values()), now):
             self.note_successor({node: Reply(Kind.BUSY, detail=term.holder) for node, term in refused.items()})
         return False
 
     def release(self, timeout: float) -> Round:
         """
-        Return the round that releases the lock on all nodes that may have it; with *timeout* 0 it does not wait.
+        Return the round that releases the lock on all nodes that may have it; with *timeout* 0 it is *unattended*.
 
         Another thread may be about to send an extension. That thread notes the extension before it checks whether the
         hold has ended, and this method is called after the end. So either the thread sends no extension, or its
@@ -208,10 +216,18 @@ class HoldState:
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._rounds)
         release = Release(self._slugs, self.secret, 0.0, self._leaving, self.shared, self._queue)
-        round = cleanup(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
-        if self._granting:
-            limit_releases(round, self._granting, self.fencing_token)
-        return round
+        return Round.to_release(
+            release,
+            nodes,
+            timeout,
+            self._rules.needed,
+            unsure=unsure,
+            tombstone=self.ttl,
+            lasting=self.ttl,
+            granting=self._granting,
+            number=self.fencing_token,
+            unattended=not timeout,
+        )
 
     def release_came_too_late(self, outcome: Outcome) -> None:
         """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""
@@ -242,7 +258,7 @@ class HoldState:
             return EndReason.HEARTBEAT
         return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
 
-    def _reason_of_refusal(self, refused: Iterable[Extended]) -> EndReason:
+    def _reason_of_refusal(self, refused: Collection[Extended]) -> EndReason:
         """
         Return the reason that the refusals prove.
 
@@ -252,37 +268,7 @@ class HoldState:
         if any(term.kind is Kind.REVOKED for term in refused):
             return EndReason.REVOKED
         later = sum(term.fence > self.fencing_token for term in refused)
-        return EndReason.SUPERSEDED if later > self._rules.spare else EndReason.FORGOTTEN
-
-
-def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Round:
-    """
-    Return the round that extends leases on all nodes, each lease independently of the others.
-
-    Args:
-        terms: At most ``BATCH`` leases.
-        rules: The options of the alias.
-        timeout: Seconds to wait for replies.
-        left: Seconds until the first of the leases ends; the round does not last longer.
-    """
-
-    def decided(replies: Mapping[int, Reply]) -> bool:
-        if count(replies, Kind.HELD) >= rules.needed or len(replies) - count(replies, *ANSWERS) > rules.spare:
-            return True
-        return all(
-            settled([reply.terms[lease].kind for reply in replies.values() if len(reply.terms) == len(terms)])
-            for lease in leases
-        )
-
-    def settled(reported: list[Kind]) -> bool:
-        return reported.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in reported) > rules.spare
-
-    leases = range(len(terms))
-    request = Extend(tuple(terms), rules.fence_keep)
-    requests = dict.fromkeys(range(rules.nodes), request)
-    timeout = min(timeout, max(left, 0.001))
-    mending = left > 2 * timeout  # the outcome must be known before the first lease ends
-    return Round(requests, decided, timeout, rules.needed, Kind.HELD, mending=mending)
+        return EndReason.SUPERSEDED if prevents_quorum(later, self._rules) else EndReason.FORGOTTEN
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:
@@ -296,12 +282,3 @@ def batches(terms: Sequence[Term]) -> list[list[int]]:
             names = len(term.slugs)
         found[-1].append(number)
     return found
-
-
-def release_outcome(round: Round, rules: Rules) -> Outcome:
-    """Return what a release found on a quorum of the nodes; ``UNKNOWN`` without one."""
-    if round.won or round.count(Kind.RELEASED) >= rules.needed:
-        return Outcome.RELEASED
-    if round.count(Kind.GONE, Kind.BUSY) > rules.spare:
-        return Outcome.TAKEN if round.count(Kind.BUSY) else Outcome.EXPIRED
-    return Outcome.UNKNOWN

@@ -5,7 +5,7 @@ A node executes a request in one atomic step. The scripts of the Redis node and 
 request means.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -513,16 +513,6 @@ def believable(reply: Reply) -> Reply:
 def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE, votes_in: float = 0.0) -> Reply:
     """Return *reply* as one of a node that may not vote, or only in another *votes_in* seconds."""
     return reply._replace(kind=kind, detail=why, terms=(), votes_in=votes_in)
-
-
-def votes_in(replies: Iterable[Reply], needed: int) -> float | None:
-    """
-    Return the seconds until *needed* nodes vote, if the missing votes are those of nodes that give no vote for a while.
-
-    Return None if too few nodes answer.
-    """
-    waits = sorted(reply.votes_in for reply in replies if reply.votes_in or reply.kind in ANSWERS)
-    return waits[needed - 1] if len(waits) >= needed else None
 
 
 class EndReason(StrEnum):

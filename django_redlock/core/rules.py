@@ -13,9 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from .names import Owner
+from .names import Owner, check_names
 from .protocol import PART
-
 
 DEFAULT_ALIAS = "default"
 """The alias in ``REDLOCK`` of locks that name none."""
@@ -341,6 +340,21 @@ class Wanted(NamedTuple):
     strict: bool = False
     sends: bool = False
     once: bool = False
+
+    @classmethod
+    def left_alone(cls, name: str, owner: Owner, secret: str, *, adopt: str = "", strict: bool = False) -> "Wanted":
+        """
+        Return one attempt at a lock that nobody renews or watches: the caller takes it and goes away.
+
+        The lease lasts for the *owner*'s ``ttl``, which may be longer than ``max_ttl``. The other arguments are those
+        of this class.
+
+        Raises:
+            TypeError: The name is not a string.
+            ValueError: The name or the ttl cannot work.
+        """
+        names, ttl = check_names(name), seconds("ttl", owner.ttl)
+        return cls(names, ttl, 0, owner, secret, adopt, detached=True, strict=strict, once=owner.is_note)
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

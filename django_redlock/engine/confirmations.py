@@ -2,18 +2,17 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ..core.attempt import Granted
 from ..core.names import Owner, encode
-from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
-from ..core.round import Round, count
+from ..core.protocol import ANSWERS, Term
+from ..core.round import Round
+from ..core.rules import Rules
+from ..core.votes import is_quorum
 from ..runtime.process import process
-from .watchdog import NEVER, Chore
-
-if TYPE_CHECKING:
-    from .manager import LockManager
+from .watchdog import NEVER, Chore, Runtime
 
 GATHER = 0.1  # seconds for which confirmations are gathered
 ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
@@ -62,12 +61,17 @@ class Confirmations(Chore):
     for one claim after another takes a third of the time.
 
     Args:
-        manager: The manager of the alias.
+        rules: The options of the alias.
+        runtime: The clocks, and the watchdog that sends the confirmations.
+        ask: Carries out a round, blocking.
+        at_once: Whether to send each one at once, because all nodes are in memory and waiting would save nothing.
     """
 
-    def __init__(self, manager: "LockManager") -> None:
-        self._manager = manager
-        self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
+    def __init__(self, rules: Rules, runtime: Runtime, ask: Callable[[Round], object], *, at_once: bool) -> None:
+        self._rules = rules
+        self._runtime = runtime
+        self._ask = ask
+        self._at_once = at_once
         self._pid = process.pid
         self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
         self._open: deque[Confirmation] = deque()
@@ -88,7 +92,7 @@ class Confirmations(Chore):
             ttl: For how long the lock lasts from now on, in seconds.
         """
         self._notice_fork()
-        runtime = self._manager.runtime
+        runtime = self._runtime
         now = runtime.clock()
         confirmed = owner._replace(state=state, ttl=ttl, since=runtime.wall())
         claim = granted.slugs, granted.secret, granted.fencing_token
@@ -101,7 +105,7 @@ class Confirmations(Chore):
 
     def do(self) -> None:
         """Send the confirmations that are due; the watchdog calls this."""
-        self.send(self._manager.runtime.clock())
+        self.send(self._runtime.clock())
 
     def send(self, now: float) -> None:
         """
@@ -133,13 +137,7 @@ class Confirmations(Chore):
 
     def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
         """Send confirmations in one round; return those about which too few nodes answered."""
-        rules = self._manager.rules
-        request = Extend(tuple(one.term for one in some), rules.fence_keep)
-
-        def decided(replies: Mapping[int, Reply]) -> bool:
-            return count(replies, Kind.HELD) >= rules.needed
-
-        requests = dict.fromkeys(range(rules.nodes), request)
-        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
-        self._manager.ask(round)
-        return some if round.count(*ANSWERS) < rules.needed else []
+        rules = self._rules
+        round = Round.to_extend([one.term for one in some], rules, rules.timeout(rules.ttl))
+        self._ask(round)
+        return [] if is_quorum(round.count(*ANSWERS), rules.needed) else some

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
+from ..core.votes import is_quorum
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node, Packed, known_cause
 from ..runtime.clock import Clock
 from ..runtime.gevent import Home
@@ -381,7 +382,8 @@ class Breakers(list[Breaker]):
         resting = {
             node for node in round.requests if self[node].rest and (self[node].until > now or self[node].tried > now)
         }
-        return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()
+        left = len(round.requests) - len(resting)
+        return resting if is_quorum(left, max(round.needed, 1)) else set()
 
     def left_to_redelivery(self, round: Round, node: int, now: float) -> bool:
         """Return whether a round is a release, which is not worth waiting for a node that was silent a moment ago."""

@@ -8,7 +8,7 @@ threads nor the connections of its parent, so it starts over.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..core.admission import Admission
 from ..core.round import Round
@@ -18,16 +18,12 @@ from ..runtime.process import process
 from ..runtime.threads import exiting
 from .connections import PerLoop
 from .notifications import AsyncNotifications, Notifications
-from .presence import Presence
+from .presence import Presence, this_process
 from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
 from .unattended import Ended, UnattendedReleases
-from .watchdog import Dog
-
-if TYPE_CHECKING:
-    from .manager import Runtime
-
+from .watchdog import Dog, Runtime
 
 Report = Callable[..., None]
 
@@ -53,8 +49,7 @@ class Driver:
         admission: Which nodes may vote.
         runtime: The clock and the watchdogs.
         report: Called with ``node_down`` or ``node_up`` and the arguments of the signal of that name.
-        new_heartbeat: Makes the heartbeat of this process. Its arguments are the watchdog that renews the heartbeat,
-            and the end of each lease that was dropped without a release.
+        keeper: The manager of the leases for which this process sends a heartbeat.
     """
 
     def __init__(
@@ -63,23 +58,23 @@ class Driver:
         nodes: Sequence[Node],
         rules: Rules,
         admission: Admission,
-        runtime: "Runtime",
+        runtime: Runtime,
         report: Report,
-        new_heartbeat: Callable[[Dog, Iterable[float]], Presence],
+        keeper: object,
     ) -> None:
         self._alias = alias
         self._nodes = nodes
-        self._needed = rules.needed
+        self._rules = rules
         self.admission = admission
         self._runtime = runtime
         self._report = report
         self.dropped: deque[float] = deque(maxlen=1000)  # the ends of leases that were dropped without a release
-        self._new_heartbeat = new_heartbeat
+        self._keeper = keeper
         self.gather = Gather(nodes, admission, runtime.clock)
-        self.notifications = Notifications(nodes, self._needed, runtime.clock)
+        self.notifications = Notifications(nodes, self._rules.needed, runtime.clock)
         self.redelivery = Redelivery(nodes, runtime.clock)
         self.unattended = self._new_unattended()
-        self.heartbeat = new_heartbeat(runtime.watchdog, self.dropped)
+        self.heartbeat = self._new_presence(runtime.watchdog)
         self.loops = PerLoop(self.new_loop_side)
         self.pid = process.pid
         self._hanging_up = False
@@ -160,9 +155,7 @@ class Driver:
             self._report_nodes()
         if not round.lasting or (round.complete and not unsure):
             return
-        round.on_missed = self._redeliver  # called with late replies from now on
-        if missed := round.missed().union(unsure):
-            self._redeliver(round, missed)
+        round.report_missed(self._redeliver, unsure)
 
     def bring(self, round: Round) -> None:
         """Have a release redelivered to the nodes that have not answered it, without a network call."""
@@ -177,8 +170,8 @@ class Driver:
         """Make the connections and background tasks of an event loop that has none yet."""
         clock = self._runtime.clock
         gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, clock)
-        notifications = AsyncNotifications(self._nodes, self._needed)
-        return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog(), self.dropped))
+        notifications = AsyncNotifications(self._nodes, self._rules.needed)
+        return LoopSide(gather, notifications, self._new_presence(self._runtime.loop_watchdog()))
 
     def notice_fork(self) -> None:
         """Drop what belongs to the parent of a fork; its sockets are closed, not shut down."""
@@ -209,8 +202,7 @@ class Driver:
 
     def _redeliver(self, round: Round, nodes: set[int]) -> None:
         if not self._hanging_up:
-            undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
-            self.redelivery.take(undelivered, self._runtime.clock() + round.lasting)
+            self.redelivery.take(round.to_redeliver(nodes), self._runtime.clock() + round.lasting)
 
     def _report_nodes(self) -> None:
         """Report which nodes went down or came back, once for each change, whoever noticed it."""
@@ -236,15 +228,19 @@ class Driver:
         self.gather.close()
         self._hanging_up = False
 
+    def _new_presence(self, dog: Dog) -> Presence:
+        owner, clock = this_process(since=self._runtime.wall()), self._runtime.clock
+        return Presence(self._keeper, self._rules, self.ask, self.aask, owner, dog, clock, self.dropped)
+
     def _new_unattended(self) -> UnattendedReleases:
         return UnattendedReleases(self.gather, self.follow_up, self._runtime.watchdog, self._runtime.clock)
 
     def _begin_anew(self) -> None:
         self.unattended = self._new_unattended()
         self.redelivery = Redelivery(self._nodes, self._runtime.clock)
-        self.heartbeat = self._new_heartbeat(self._runtime.watchdog, self.dropped)
+        self.heartbeat = self._new_presence(self._runtime.watchdog)
         self.notifications.forked()
-        self.notifications = Notifications(self._nodes, self._needed, self._runtime.clock)
+        self.notifications = Notifications(self._nodes, self._rules.needed, self._runtime.clock)
         self._hang_up()
         self.loops = PerLoop(self.new_loop_side)
         self.pid = process.pid  # last: otherwise other threads would use the parent's links and read its replies

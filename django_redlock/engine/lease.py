@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import HoldState, release_outcome
+from ..core.hold import HoldState
 from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
+from ..core.votes import release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..runtime.process import process
 from ..runtime.threads import exiting, new_event, threads
 from .options import explained
-from .watchdog import NEVER, TICK, Drop, unreleased, watch_drop
+from .watchdog import NEVER, TICK, unreleased, watch_drop
 
 if TYPE_CHECKING:
     from .manager import LockManager
-    from .reentrancy import OpenBlock
 
 log = logging.getLogger("django_redlock")
 
@@ -65,7 +65,7 @@ class Lease:
         self._on_lost: list[Callable[[Lease], object]] = []
         self._reported = False  # whether the loss was noticed, and is reported
         if hold.renewed:
-            hold.drop = watch_drop(self, hold, hold.clock, hold.keeper.driver.dropped)
+            watch_drop(self, hold, hold.clock, hold.keeper.driver.dropped)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
@@ -242,9 +242,9 @@ class Lease:
             if round.unattended:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
-                hold.keeper.ask(round)
-            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
-                hold.keeper.ask(late)
+                hold.keeper.driver.ask(round)
+            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+                hold.keeper.driver.ask(late)
         except BaseException:
             hold.release_later()
             raise
@@ -270,9 +270,9 @@ class Lease:
             if round.unattended:  # a cancellation cannot interrupt it
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
-                await hold.keeper.aask(round)
-            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
-                await hold.keeper.aask(late)
+                await hold.keeper.driver.aask(round)
+            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+                await hold.keeper.driver.aask(late)
         except BaseException:
             hold.release_later()
             raise
@@ -347,7 +347,7 @@ class Lease:
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
-        outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
+        outcome = Outcome.RELEASED if round.won else release_outcome(round.replies, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
             hold.note_successor(round.replies)
         elif not released:
@@ -538,6 +538,12 @@ class LeaseHold(HoldState):
         renewed: Whether the watchdog extends the hold.
     """
 
+    __slots__ = (
+        *("keeper", "clock", "renewed", "tended", "taken_by", "taken_at", "block", "kept", "depth", "by_hand"),
+        *("takeover", "report_at", "abandoned", "outcome", "late", "_sends", "_pid", "_cleanup"),
+        "__dict__",  # made for the identifier in a fence only: see owner()
+    )
+
     def __init__(
         self, keeper: "LockManager", wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool
     ) -> None:
@@ -548,12 +554,11 @@ class LeaseHold(HoldState):
         self.tended = not wanted.detached  # whether the watchdog looks after it
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
-        self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
+        self.block: ref[Any] | None = None  # the with statement of the lock that holds it, an OpenBlock
         self.kept = False  # whether the block is over, and the end of the thread's transaction ends the hold
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
-        self.drop: Drop | None = None
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
         self._sends = wanted.sends
         self._pid = process.pid
@@ -642,14 +647,9 @@ class LeaseHold(HoldState):
         now = self.clock()
         if self.check(now):
             self.end(EndReason.RELEASED, now)
-        # Both ways: the hold and its drop would otherwise be a cycle, which only the garbage collector frees, and the
-        # drop of a released lease would be noticed.
-        drop, self.drop = self.drop, None
-        if drop is not None:
-            unreleased.discard(drop)
-        round = self._cleanup = self.release(self.timeout if wait else 0.0)
-        round.unattended = not wait
-        return round
+        unreleased.pop(self, None)
+        self._cleanup = self.release(self.timeout if wait else 0.0)
+        return self._cleanup
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
@@ -671,14 +671,6 @@ class LeaseHold(HoldState):
         self.abandoned = True  # first: a thread that sees the end must see this as well
         self.end(EndReason.RELEASED, self.clock())
         self.release_later()
-
-
-def end_of_earlier_hold(takeover: Round) -> Round | None:
-    """Return the round that ends the earlier hold on nodes that may still receive the request to take it over."""
-    if not takeover.remedy or not (nodes := takeover.unanswered()):
-        return None
-    requests = {node: takeover.remedy[node] for node in nodes}
-    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LONGEST_REDELIVERY)
 
 
 def log_loss_with(lease: Lease, logger: Callable[[Lease], object]) -> None:

@@ -5,14 +5,10 @@ The public methods of a :class:`LockManager` are ``lock``, ``release``, ``extend
 ``aclose``.
 """
 
-import asyncio
 import atexit
 import logging
 import os
-import random
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -20,14 +16,14 @@ from weakref import WeakSet, WeakValueDictionary
 from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import BATCH, batches, release_outcome, renewal
+from ..core.hold import BATCH, batches
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
-from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, Term, votes_in
-from ..core.round import Round, SurveyOptions, cleanup, survey_round
+from ..core.protocol import ANSWERS, Outcome, Release, Reply, Term
+from ..core.round import Round, SurveyOptions
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
+from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
-from ..runtime.clock import Clock, steady
 from ..runtime.process import HOST, process
 from ..runtime.threads import exiting
 from .confirmations import Confirmations
@@ -35,51 +31,19 @@ from .driver import Driver, LoopSide
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
-from .presence import Presence, this_process
 from .reentrancy import remember
-from .watchdog import NEVER, Dog, loop_watchdog, watchdog
+from .watchdog import NEVER, REAL, Runtime
 
 if TYPE_CHECKING:
     from .lock import SkippingLock
 
 Notify = Callable[..., None]
 
-AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
+AT_END: Mapping[str, ReleaseMode] = {"task": "send", "view": "send"}
 """The release mode at the end of a hold of each kind, unless the lock or the settings choose; other kinds wait."""
 
 
 log = logging.getLogger("django_redlock")
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """
-    The clocks, pauses and watchdogs that a manager and its leases use; a simulation passes others.
-
-    Attributes:
-        clock: Returns seconds on a steady clock, which leases are measured by.
-        wall: Returns the time of day, in seconds since the epoch.
-        random: Returns a number from 0 to 1, for the pauses between attempts.
-        sleep: Blocks the calling thread for a number of seconds.
-        asleep: Suspends an asyncio task for a number of seconds.
-        watchdog: Looks after the leases of threads.
-        loop_watchdog: Returns what looks after the leases of the running event loop.
-    """
-
-    clock: Clock = steady
-    wall: Callable[[], float] = time.time
-    random: Callable[[], float] = random.random
-    sleep: Callable[[float], None] = time.sleep
-    asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
-    watchdog: Dog = watchdog
-    loop_watchdog: Callable[[], Dog] = loop_watchdog
-
-    def instant(self) -> Instant:
-        """Read the clocks."""
-        return Instant(self.clock(), int(self.wall() * 1_000_000))
-
-
-REAL = Runtime()
 
 
 def silent(event: str, **about: Any) -> None:
@@ -133,9 +97,10 @@ class LockManager:
         self.runtime = runtime
         self.surroundings = Surroundings()
         admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
-        self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
+        self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, keeper=self)
         self.acquirer = Acquirer(self)
-        self.confirmations = Confirmations(self)
+        at_once = all(node.instant for node in self.nodes)
+        self.confirmations = Confirmations(rules, runtime, self.driver.ask, at_once=at_once)
         self._descriptions: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
@@ -176,9 +141,8 @@ class LockManager:
     def on_behalf(
         self,
         name: str | Iterable[str],
+        owner: Owner | None = None,
         *,
-        kind: HolderKind = "manual",
-        ref: str = "",
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
@@ -189,10 +153,9 @@ class LockManager:
 
         Args:
             name: What to lock, or several names to lock all or none of.
-            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides the release mode if
-                neither the lock nor the settings choose one: the end of a task's run or of a view may then send the
-                release without waiting.
-            ref: What identifies the work to programs, such as a task's id.
+            owner: What :func:`owner_here` returns; None is a holder like those of :meth:`lock`. Its kind decides the
+                release mode if neither the lock nor the settings choose one: the end of a task's run or of a view may
+                then send the release without waiting.
             secret: The secret to hold the lock with instead of a fresh one: 32 hexadecimal digits, unique to one
                 holder. For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
             adopt: The secret of a holder to take the lock over from, if that holder still has it.
@@ -202,25 +165,25 @@ class LockManager:
             **options: Those of :meth:`lock`.
         """
         planned = plan(name, options)
-        described = self._describe(planned, kind, ref, secret, adopt, detached)
+        described = self._describe(planned, owner, secret, adopt, detached)
         return Lock(planned, lambda _: described)
 
     def _describe(
         self,
         plan: Plan,
-        kind: HolderKind = "manual",
-        ref: str = "",
+        owner: Owner | None = None,
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
     ) -> Description:
         """Return the lock that *plan* describes under the settings of this alias."""
         chosen = plan.options
-        ttl = lease_length(self.rules, chosen["ttl"], detached)
+        ttl = self.rules.ttl if chosen["ttl"] is None else chosen["ttl"]
+        ttl = max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
         renew = self.rules.renew if chosen["renew"] is None else chosen["renew"]
         # A lock that is not renewed depends on no process: any process with its secret may use it until it ends.
         renewed_by = process.name if renew and not detached else ""
-        owner = Owner(HOST, process.pid, kind, chosen["label"], ref, ttl=ttl, process=renewed_by)
+        owner = (owner or owner_here("manual", chosen["label"]))._replace(ttl=ttl, process=renewed_by)
         wait = chosen["wait"]
         wanted = Wanted(
             plan.names,
@@ -235,7 +198,7 @@ class LockManager:
             chosen["barge"],
             chosen["heartbeat"],
             chosen["max_hold"],
-            sends=(chosen["release"] or self.rules.release or AT_END.get(kind, "wait")) == "send",
+            sends=(chosen["release"] or self.rules.release or AT_END.get(owner.kind, "wait")) == "send",
         )
         return Description(self, wanted, renew, once=wait is UNSET)
 
@@ -260,10 +223,10 @@ class LockManager:
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone, revoke=revoke)
-        round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
-        round.lasting = LONGEST_REDELIVERY
-        self.ask(round)
-        return release_outcome(round, self.rules)
+        nodes = range(self.rules.nodes)
+        round = Round.to_release(release, nodes, timeout, self.rules.needed, lasting=LONGEST_REDELIVERY)
+        self.driver.ask(round)
+        return release_outcome(round.replies, self.rules)
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
@@ -276,15 +239,15 @@ class LockManager:
             The replies that came in time, by the node's index.
         """
         process.notice_fork()
-        round = survey_round(self.rules, options)
-        self.ask(round)
+        round = Round.to_survey(self.rules, options)
+        self.driver.ask(round)
         return round.replies
 
     async def asurvey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
         process.notice_fork()
-        round = survey_round(self.rules, options)
-        await self.aask(round)
+        round = Round.to_survey(self.rules, options)
+        await self.driver.aask(round)
         return round.replies
 
     def close(self) -> None:
@@ -295,14 +258,6 @@ class LockManager:
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
         await self.driver.aclose()
-
-    def ask(self, round: Round) -> None:
-        """Carry out one round, blocking; a release that does not reach a node is redelivered in the background."""
-        self.driver.ask(round)
-
-    async def aask(self, round: Round) -> None:
-        """Do what :meth:`ask` does in the running event loop."""
-        await self.driver.aask(round)
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
@@ -318,7 +273,7 @@ class LockManager:
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
             start = self.runtime.clock()
-            self.ask(round)
+            self.driver.ask(round)
             longer += note_extension(round, chosen, start)
         return longer
 
@@ -327,7 +282,7 @@ class LockManager:
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
             start = self.runtime.clock()
-            await self.aask(round)
+            await self.driver.aask(round)
             longer += note_extension(round, chosen, start)
         return longer
 
@@ -342,21 +297,21 @@ class LockManager:
                 chosen = [asked[number] for number in numbers]
                 round = self._renewal(chosen, now, ttl)
                 yield round, [lease for lease, _ in chosen]
-                if round.count(*ANSWERS) < round.needed and round.cut:
+                if not is_quorum(round.count(*ANSWERS), round.needed) and round.cut:
                     # Once more, over new links; see Acquisition._was_cut.
                     now = self.runtime.clock()
                     chosen = [(lease, term) for lease, _ in chosen if (term := lease.hold.term(now, ttl))]
                     if chosen:
                         round = self._renewal(chosen, now, ttl)
                         yield round, [lease for lease, _ in chosen]
-                if round.count(*ANSWERS) < round.needed:
+                if not is_quorum(round.count(*ANSWERS), round.needed):
                     return  # the nodes are silent: do not delay the leases of other aliases
 
     def _renewal(self, chosen: Sequence[tuple[Lease, Term]], now: float, ttl: float | None) -> Round:
         """Return the round that extends some leases by their terms."""
         soonest = min(lease.hold.deadline for lease, _ in chosen)
         shortest = min(lease.hold.timeout for lease, _ in chosen)
-        round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
+        round = Round.to_extend([term for _, term in chosen], self.rules, shortest, soonest - now)
         for lease, term in chosen:
             lease.hold.asked(round, term)
             if ttl is not None and lease.hold.tended:
@@ -365,10 +320,6 @@ class LockManager:
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # looked up now, because it may have been replaced
-
-    def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> Presence:
-        owner = this_process(since=self.runtime.wall())
-        return Presence(self, owner, dog, self.runtime.clock, dropped)
 
 
 _managers: WeakSet[LockManager] = WeakSet()
@@ -382,6 +333,13 @@ def _close_all() -> None:
     process.kept = list(_managers)
     for manager in process.kept:
         manager.close()
+
+
+def owner_here(
+    kind: HolderKind, label: str = "", ref: str = "", *, ttl: float = 0.0, state: str = "", call: str = ""
+) -> Owner:
+    """Return the description of a holder in this process; the arguments are those of :class:`~.names.Owner`."""
+    return Owner(HOST, process.pid, kind, label, ref, 0.0, ttl, "", 0, state, call)
 
 
 def fresh_secret() -> str:
@@ -405,39 +363,6 @@ class Acquirer:
         self._highest = HighestToken()
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         """The leases of reentrant locks, by name and thread or task."""
-
-    def left_alone(
-        self,
-        name: str,
-        *,
-        ttl: float,
-        kind: HolderKind,
-        label: str,
-        ref: str,
-        state: str,
-        call: str,
-        secret: str,
-        adopt: str = "",
-        strict: bool = False,
-    ) -> Wanted:
-        """
-        Describe one attempt at a lock with ``detached=True``, for :meth:`run`.
-
-        The arguments are those of :meth:`~.manager.LockManager.on_behalf`, and of :class:`~.names.Owner`.
-
-        A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
-
-        Args:
-            strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *secret*; a
-                free lock is refused like a taken one.
-
-        Raises:
-            ValueError: The name or the ttl cannot work.
-        """
-        chosen = lease_length(self._rules, ttl, detached=True)
-        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen, state=state, call=call)
-        names, once = check_names(name), owner.is_note
-        return Wanted(names, chosen, 0, owner, secret, adopt, detached=True, strict=strict, once=once)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
@@ -464,7 +389,7 @@ class Acquirer:
             reentrant: Whether *who* may enter it again.
             waiting: Called before each pause of a caller that waits in the queue.
         """
-        return self._noted(self.held(wanted, self.run(wanted, waiting), renew), wanted, who, reentrant)
+        return self.held(wanted, self.run(wanted, waiting), renew, who, reentrant)
 
     async def atake(
         self,
@@ -475,8 +400,7 @@ class Acquirer:
         waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """Do what :meth:`take` does without blocking."""
-        lease = self.held(wanted, await self.arun(wanted, waiting), renew, self._driver.loop_side())
-        return self._noted(lease, wanted, who, reentrant)
+        return self.held(wanted, await self.arun(wanted, waiting), renew, who, reentrant, self._driver.loop_side())
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
@@ -500,7 +424,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        manager.ask(step)
+                        driver.ask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting and not step.silent:
@@ -514,7 +438,7 @@ class Acquirer:
                 return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             # The connections of the interrupted round were closed, so this makes new ones.
-            manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
+            driver.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
             raise
         finally:
             if waiter.name:
@@ -538,7 +462,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        await manager.aask(step)
+                        await driver.aask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting and not step.silent:
@@ -557,9 +481,25 @@ class Acquirer:
             if waiter.name:
                 notifications.waiters.leave(waiter)
 
-    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool, loop_side: LoopSide | None = None) -> Lease:
+    def held(
+        self,
+        wanted: Wanted,
+        outcome: Granted | GaveUp,
+        renew: bool,
+        who: object = UNSET,
+        reentrant: bool = False,
+        loop_side: LoopSide | None = None,
+    ) -> Lease:
         """
-        Return the lease of a won acquisition; it belongs to an event loop if the *loop_side* is given.
+        Return the lease of a won acquisition.
+
+        Args:
+            wanted: The lock.
+            outcome: The outcome of the acquisition.
+            renew: Whether to extend the lock while it is held.
+            who: The thread or task that has taken it; not passed if nobody may enter it.
+            reentrant: Whether *who* may enter it again.
+            loop_side: That of the event loop that the lease belongs to; None if it belongs to threads.
 
         Raises:
             LockTakenError: Another owner kept the lock.
@@ -576,19 +516,12 @@ class Acquirer:
                 if heartbeat.next_sign is NEVER:
                     heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
+            if who is not UNSET:
+                if reentrant:
+                    self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+                remember(lease, who)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
-            lease.hold.abandon()
-            raise
-
-    def _noted(self, lease: Lease, wanted: Wanted, who: object, reentrant: bool) -> Lease:
-        """Note that *who* has taken a lock, and return its lease."""
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
             lease.hold.abandon()
             raise
 
@@ -607,21 +540,9 @@ class Acquirer:
         if isinstance(outcome, Granted) and wanted.adopt != outcome.secret:
             end = Release(outcome.slugs, wanted.adopt, self._rules.guard)
             for round in outcome.rounds:
-                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LONGEST_REDELIVERY
+                round.take_over(end, LONGEST_REDELIVERY)
                 self._driver.follow_up(round)
         return outcome
-
-
-def lease_length(rules: Rules, ttl: float | None, detached: bool) -> float:
-    """
-    Return the length of a lease in seconds.
-
-    Raises:
-        ValueError: The rules do not allow it.
-    """
-    if ttl is None:
-        return rules.ttl
-    return max(MIN_TTL, seconds("ttl", ttl)) if detached else rules.check_ttl(ttl)
 
 
 def error_of(

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 from ..core.acquisition import Waiter
 from ..core.names import in_one_word
 from ..core.protocol import Failure
+from ..core.votes import is_quorum
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..runtime.clock import Clock
 from ..runtime.poll import READABLE, poller
@@ -403,7 +404,7 @@ class Waiters(Generic[Event]):
     @property
     def notified(self) -> bool:
         """Whether enough nodes can notify a waiter of its turn."""
-        return len(self.listening) >= self._needed
+        return is_quorum(len(self.listening), self._needed)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -17,6 +17,7 @@ from ..core.rules import (
     check_label,
     check_limit,
     check_release,
+    check_switch,
     check_wait,
     optional_seconds,
 )

@@ -3,18 +3,15 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
 from ..core.protocol import POSITIVE, Acquire
-from ..core.round import Round, count
+from ..core.round import Round
+from ..core.rules import Rules
 from ..runtime.process import HOST, process
 from .watchdog import NEVER, Chore, Dog, note_drops
-
-if TYPE_CHECKING:
-    from .manager import LockManager
 
 FIRST = 2.0  # seconds from taking a lock to the first sign of life, so that short holds cost nothing
 EVERY = 3.0  # seconds between two signs of life
@@ -34,7 +31,10 @@ class Presence(Chore):
     process may be paused and hold a valid lease; when it is gone, every lease of the process has ended.
 
     Args:
-        manager: The manager whose nodes store the key.
+        keeper: The manager of the leases for which the signs are given.
+        rules: The options of the alias.
+        ask: Carries out a round, blocking.
+        aask: Carries out a round in the running event loop.
         owner: The process.
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
@@ -47,13 +47,19 @@ class Presence(Chore):
 
     def __init__(
         self,
-        manager: "LockManager",
+        keeper: object,
+        rules: Rules,
+        ask: Callable[[Round], object],
+        aask: Callable[[Round], Awaitable[object]],
         owner: Owner,
         dog: Dog,
         clock: Callable[[], float],
         dropped: Iterable[float] = (),
     ):
-        self._manager = manager
+        self._keeper = keeper
+        self._rules = rules
+        self._ask = ask
+        self._aask = aask
         self._owner = owner
         self._dropped = dropped
         self._dog = dog
@@ -89,36 +95,33 @@ class Presence(Chore):
         """Return whether locks are held; if none is, give no more signs."""
         note_drops()
         with self._mutex:
-            if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
+            if not self._dog.tends(self._keeper) and max(self._dropped, default=0.0) <= self._clock():
                 due, self.next_sign = self.next_sign, NEVER
-                if self._dog.tends(self._manager):
+                if self._dog.tends(self._keeper):
                     self.next_sign = due  # meanwhile a thread took a lock and found the signs still going on
         return self.next_sign is not NEVER
 
     def do(self) -> int:
         """Give a sign of life, blocking for at most one node timeout; return how many nodes have it."""
         round = self._sign()
-        self._manager.ask(round)
+        self._ask(round)
         return round.count(*POSITIVE)
 
     async def ado(self) -> int:
         """Give a sign of life without blocking; return how many nodes have it."""
         round = self._sign()
-        await self._manager.aask(round)
+        await self._aask(round)
         return round.count(*POSITIVE)
 
     def _sign(self) -> Round:
         with self._mutex:
             if self.next_sign is not NEVER:
                 self.next_sign = self._clock() + EVERY
-        rules = self._manager.rules
         # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
-        life = rules.guard + LIFE
+        life = self._rules.guard + LIFE
         value = encode(self._secret, self._owner._replace(ttl=life))
         request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
-        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
-        timeout = rules.timeout(rules.ttl)
-        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+        return Round.to_beat(request, self._rules)
 
 
 def this_process(since: float) -> Owner:

@@ -20,17 +20,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 from ..core.names import named
+from ..core.rules import Wanted
 from ..exceptions import printable
+from ..runtime.clock import Clock
+from .lease import Lease
 from .watchdog import abandoned
-
-if TYPE_CHECKING:
-    from ..core.rules import Wanted
-    from .lease import Lease
-    from .manager import LockManager
 
 log = logging.getLogger("django_redlock")
 
@@ -111,7 +109,7 @@ class Tie(ref[OpenBlock]):
 
     __slots__ = ("kept", "lease")
 
-    lease: "Lease"
+    lease: Lease
     kept: OpenBlock | None
 
     @property
@@ -128,7 +126,7 @@ class Tie(ref[OpenBlock]):
 class OpenBlocks(dict[object, list[Tie]]):
     """The open blocks of one lock, by the thread or task that has entered."""
 
-    def enter(self, block: OpenBlock, lease: "Lease", by_hand: bool) -> None:
+    def enter(self, block: OpenBlock, lease: Lease, by_hand: bool) -> None:
         """
         Note that a block begins.
 
@@ -254,7 +252,7 @@ Chain: TypeAlias = "tuple[ref[Lease], Chain] | None"
 _taken: ContextVar[tuple[Chain, int, int]] = ContextVar("django_redlock leases", default=(None, 0, 8))
 
 
-def remember(lease: "Lease", who: object) -> None:
+def remember(lease: Lease, who: object) -> None:
     """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
     frame, hold = caller_frame(INNER), lease.hold
     # Not the number of the line, which Python counts from the first line of a function: only a message needs it.
@@ -268,7 +266,7 @@ def remember(lease: "Lease", who: object) -> None:
     _taken.set(((ref(lease), chain), size + 1, limit))
 
 
-def taken_here() -> list["Lease"]:
+def taken_here() -> list[Lease]:
     """
     Return the leases that were taken in this context and are still held, in the order in which they were taken.
 
@@ -295,12 +293,14 @@ class WaitCheck:
 
     Args:
         manager: The manager of the lock.
+        clock: Returns seconds on a steady clock.
         wanted: The lock.
         who: The thread or task.
     """
 
-    def __init__(self, manager: "LockManager", wanted: "Wanted", who: object) -> None:
+    def __init__(self, manager: object, clock: Clock, wanted: Wanted, who: object) -> None:
         self._manager = manager
+        self._clock = clock
         self._wanted = wanted
         self._who = who
         self._own: Lease | None = None
@@ -318,7 +318,7 @@ class WaitCheck:
         if not self._looked:
             self._looked = True
             self._look()
-        if self._own and self._manager.runtime.clock() >= self._due:
+        if self._own and self._clock() >= self._due:
             self._due = math.inf
             name = named(self._wanted.names)
             log.warning(
@@ -344,9 +344,9 @@ class WaitCheck:
                 f"{'write reentrant=True in both places, or wait=0.' if again else 'or write wait=0.'}"
             )
         if self._are_in_the_way(own):
-            self._own, self._due = own[0], self._manager.runtime.clock() + self._wanted.ttl
+            self._own, self._due = own[0], self._clock() + self._wanted.ttl
 
-    def _waits_for(self, lease: "Lease") -> bool:
+    def _waits_for(self, lease: Lease) -> bool:
         """
         Return whether *lease* is one of those that keep the caller out of the lock.
 
@@ -355,13 +355,13 @@ class WaitCheck:
         same = lease.hold.keeper is self._manager
         return same and not set(lease.hold.names).isdisjoint(self._wanted.names)
 
-    def _are_in_the_way(self, own: list["Lease"]) -> bool:
+    def _are_in_the_way(self, own: list[Lease]) -> bool:
         """Return whether these leases take all permits that the caller could get; one with another limit does."""
         limit = self._wanted.limit
         return len(own) >= limit or any(lease.hold.limit != limit for lease in own)
 
 
-def _place(lease: "Lease") -> str:
+def _place(lease: Lease) -> str:
     code, instruction = lease.hold.taken_at
     line = next((line for first, after, line in code.co_lines() if first <= instruction < after), None)
     return f"{code.co_filename}:{line or code.co_firstlineno}"

@@ -55,7 +55,6 @@ class Gather:
         if not round.requests:
             round.close()
             return None
-        round.admission = self.admission
         connections = None
         try:
             now = self._clock()
@@ -103,18 +102,46 @@ class Gather:
         self.idle.close()
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float, timeout: float) -> None:
+        """
+        Take a round from its first byte to its outcome.
+
+        Nearly always three things happen: each node has a link and gets its request, one poll brings the replies, and
+        they decide the round. Everything else is for a node that has no link, is silent, or failed lately:
+
+        1. *Settle*: links that have arrived since the last round are added, and links that may be dead are looked at.
+        2. *Send*. A node without a link is connected to, in another thread (``connecting``). One that failed lately is
+           *spared*: it is asked only if the others do not decide.
+        3. *Wait*, in slices of the timeout, because the first slice tells who is slow. From then on, ``patience``
+           measures: time in which this process was not served, or in which links were being made, is not held
+           against the nodes. After a slow slice, or when nobody else can reply (``expects``), the spared nodes are
+           asked after all.
+        4. *Time out*: what a busy interpreter has not read yet is read; then the missing nodes count as silent.
+        5. *Linger*: a new connection set, or an extension, also waits for links that are just arriving, although the
+           round is decided.
+        6. *Hear out*: a refused waiter waits a moment for replies in flight, so that fewer releases are needed.
+
+        The loop ends with the round decided, with nothing left to wait for, or with the time used up (``asked``). At
+        the end, each node that was not asked has a reply that says so; otherwise a release would later be sent to a
+        node that never got anything.
+        """
         rested = now - connections.used > IDLE
         look = rested or round.mending
         if look or connections.arrived:
             self._settle(connections, look)
         fresh = not connections.by_node  # also if all links were found cut
+        round.begin(self.admission)
         if fresh and round.unattended:  # else no node would get the release now, and the next attempt overtakes it
-            round.unattended, round.timeout = False, timeout
-        round.rested = rested and not fresh
+            round.attend(timeout)
+        if rested and not fresh:
+            round.note_rest()
         if now > self.admission.next_due or connections.reviewed != self.admission.changes:  # for few rounds
             self._review(connections, round, now)
         packed: Packed = {}
-        unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
+        unasked: list[int] = []
+        for node in round.requests:
+            sent = self._send(connections, round, node, packed, now)
+            if not sent:
+                unasked.append(node)
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
         expects, asked, patience = True, round.timeout / SLICES, None
         part, began = asked, self._clock()

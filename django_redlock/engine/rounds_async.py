@@ -69,7 +69,6 @@ class AsyncGather:
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
-        round.admission = self._admission
         start = self._clock()
         poll = PendingRound(round, start)
         try:
@@ -93,8 +92,7 @@ class AsyncGather:
                 round.receive(node, failed(Failure.NOT_CONNECTED))  # the request will not be sent there any more
 
     def send(self, round: Round) -> None:
-        """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
-        round.timeout = 0.0
+        """Send a round with a timeout of 0; never blocks, so that it works during cancellation."""
         self._send_all(PendingRound(round, self._clock()))
         round.close()
 
@@ -210,6 +208,7 @@ class AsyncGather:
 
     def _send_all(self, poll: "PendingRound") -> None:
         round, now = poll.round, self._clock()
+        round.begin(self._admission)
         if now > self._admission.next_due or self._reviewed != self._admission.changes:  # for few rounds
             self._review(now)
         resting = set() if round.cleanup else self._breakers.resting(round, now)
@@ -241,7 +240,8 @@ class AsyncGather:
             return line  # the usual case
         silent = line.is_silent(now)
         stale = not line.in_flight and idle > MAX_IDLE
-        round.rested = round.rested or (not line.in_flight and idle > IDLE)
+        if not line.in_flight and idle > IDLE:
+            round.note_rest()
         # The line has not been silent if replies have come that the event loop had no time to read.
         if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line

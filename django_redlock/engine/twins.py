@@ -8,8 +8,7 @@ A coroutine of the blocking flavour calls blocking functions and is never suspen
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from .manager import Runtime
-from .watchdog import Dog
+from .watchdog import Dog, Runtime
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,17 +3,15 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..runtime.clock import Clock
 from .connections import ConnectionSet
+from .rounds import Gather
 from .watchdog import NEVER, Chore, Dog
-
-if TYPE_CHECKING:
-    from .rounds import Gather
 
 LOOK = 0.1  # seconds after which the replies are read, if they have not been read by then
 
@@ -56,7 +54,7 @@ class UnattendedReleases(Chore):
 
     def __init__(
         self,
-        gather: "Gather",
+        gather: Gather,
         follow_up: Callable[[Round], object],
         dog: Dog,
         clock: Clock,

@@ -5,29 +5,33 @@ One thread per process and one timer per event loop look after all leases, whate
 at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
 nothing here decides whether a lease is valid; a lease decides that by the clock. A lease that its holder dropped
 without a release is no longer extended and ends by itself. Whatever else has to be done in time is a :class:`Chore`.
+
+:class:`Runtime` is what a simulation replaces: these watchdogs, and the clocks and pauses of the engine.
 """
 
 import asyncio
 import atexit
 import logging
+import random
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from ..core.hold import HoldState
 from ..core.names import named
+from ..core.protocol import Instant
 from ..runtime.background import Background, Bell, Errands
 from ..runtime.clock import Clock, steady
 from ..runtime.gevent import forget_threads, join_threads
 from ..runtime.process import process
 from ..runtime.threads import exiting, threads
 from .connections import PerLoop
-
-if TYPE_CHECKING:
-    from .lease import LeaseHold
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
@@ -488,29 +492,27 @@ class Drop(ref[Any]):
     """
 
     __slots__ = ("clock", "ends", "hold")
-    hold: "LeaseHold"
+    hold: HoldState
     clock: Clock
     ends: deque[float]
 
 
-unreleased: set[Drop] = set()  # keeps alive the drops of leases that have not been released
+unreleased: dict[HoldState, Drop] = {}  # keeps alive the drops of leases that have not been released
 drops: deque[Drop] = deque()  # the drops whose leases are gone; see note_drops()
 
 
-def watch_drop(lease: object, hold: "LeaseHold", clock: Clock, ends: deque[float]) -> Drop:
+def watch_drop(lease: object, hold: HoldState, clock: Clock, ends: deque[float]) -> None:
     """Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*."""
     drop = Drop(lease, drops.append)
     drop.hold, drop.clock, drop.ends = hold, clock, ends
-    unreleased.add(drop)
-    return drop
+    unreleased[hold] = drop
 
 
 def note_drops() -> None:
     """Warn about the leases that were dropped without a release; the watchdogs and :mod:`.presence` call this."""
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
-            unreleased.discard(drop)
-            drop.hold.drop = None
+            unreleased.pop(drop.hold, None)
             left = drop.hold.remaining(drop.clock())
             if left and not drop.hold.ended and not exiting():
                 drop.ends.append(drop.hold.deadline)
@@ -531,3 +533,34 @@ def warn_of_drop(name: str, left: float) -> None:
 
 # A forked child does not have the leases of its parent.
 process.starts += [unreleased.clear, drops.clear]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """
+    The clocks, pauses and watchdogs that a manager and its leases use; a simulation passes others.
+
+    Attributes:
+        clock: Returns seconds on a steady clock, which leases are measured by.
+        wall: Returns the time of day, in seconds since the epoch.
+        random: Returns a number from 0 to 1, for the pauses between attempts.
+        sleep: Blocks the calling thread for a number of seconds.
+        asleep: Suspends an asyncio task for a number of seconds.
+        watchdog: Looks after the leases of threads.
+        loop_watchdog: Returns what looks after the leases of the running event loop.
+    """
+
+    clock: Clock = steady
+    wall: Callable[[], float] = time.time
+    random: Callable[[], float] = random.random
+    sleep: Callable[[float], None] = time.sleep
+    asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
+    watchdog: Dog = watchdog
+    loop_watchdog: Callable[[], Dog] = loop_watchdog
+
+    def instant(self) -> Instant:
+        """Read the clocks."""
+        return Instant(self.clock(), int(self.wall() * 1_000_000))
+
+
+REAL = Runtime()

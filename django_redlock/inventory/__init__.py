@@ -11,11 +11,10 @@ lock, the nodes are asked again for the value with that fingerprint.
 
 from collections.abc import Iterable
 
-from ..conf import DEFAULT_ALIAS
 from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
 from ..core.protocol import SHOWN_WAITERS
-from ..core.rules import MAX_LIMIT
+from ..core.rules import DEFAULT_ALIAS, MAX_LIMIT
 from ..handler import locks
 from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
 from .model import LockReport, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting

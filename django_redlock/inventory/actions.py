@@ -9,12 +9,12 @@ import logging
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from ..conf import DEFAULT_ALIAS
 from ..core.names import SECRET_SIZE, Owner, is_cut, queue_of
 from ..core.names import slug as slug_of
 from ..core.protocol import SHARED, Failure, Kind, Release, Repair
 from ..core.round import Round
-from ..core.rules import Rules
+from ..core.rules import DEFAULT_ALIAS, Rules
+from ..core.votes import is_gone, is_quorum, prevents_quorum
 from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
@@ -114,7 +114,7 @@ def ask_to_stop(
     if not vote.owners:
         return ActionResult.FOREIGN
     round = tell_nodes(manager, Release((), vote.secret, manager.rules.guard, revoke=True))
-    outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
+    outcome = ActionResult.ASKED if is_quorum(round.count(Kind.GONE), manager.rules.needed) else ActionResult.UNKNOWN
     _report(manager, "revoked, so that its holder stops", slug, outcome)
     return outcome
 
@@ -196,7 +196,7 @@ def _stale(lock: LockReport, rules: Rules, now: float) -> Iterator[StaleKey]:
         longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
         longest += rules.drift(longest)
         sound = [view.left for view in group if view.left is not None and view.left <= longest]
-        may_be_held = len(sound) + silent >= rules.needed
+        may_be_held = is_quorum(len(sound) + silent, rules.needed)
         # A process that has renewed the key a moment ago is alive, whatever the other nodes say.
         renewed = owner is not None and any(left > owner.ttl / 2 for left in sound)
         if may_be_held or renewed or (owner and not _is_over(lock, group, owner, longest, now)):
@@ -267,13 +267,13 @@ def _refused_for(manager: LockManager, vote: Vote) -> float:
 
 def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
     """Return the result of the round that deleted a holder's value."""
-    if sum(reply.failure is Failure.WRONGTYPE for reply in round.replies.values()) > rules.spare:
+    if prevents_quorum(sum(reply.failure is Failure.WRONGTYPE for reply in round.replies.values()), rules):
         return ActionResult.WRONG_TYPE
-    # Once a quorum of nodes reports that this hold is gone, the silent nodes cannot form a quorum.
-    if round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
+    if not is_gone(round.replies, rules):
         return ActionResult.UNKNOWN
     # Where another holder has joined a shared lock, all its holders still have it: a new hold does not end theirs.
-    if round.count(Kind.RELEASED) and (not shared or round.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
+    ended = is_quorum(round.count(Kind.RELEASED, Kind.GONE), rules.needed)
+    if round.count(Kind.RELEASED) and (ended or not shared):
         return ActionResult.RELEASED
     return ActionResult.CHANGED if round.count(Kind.BUSY) else ActionResult.GONE
 

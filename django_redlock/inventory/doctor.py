@@ -13,11 +13,11 @@ from django.conf import settings
 from django.core.checks import ERROR
 
 from ..checks import check_settings
-from ..conf import DEFAULT_ALIAS
 from ..core.admission import MAX_SKEW
 from ..core.protocol import Outcome
-from ..core.rules import Rules
-from ..engine.manager import LockManager
+from ..core.rules import DEFAULT_ALIAS, Rules
+from ..core.votes import is_quorum
+from ..engine.manager import LockManager, owner_here
 from ..exceptions import RedlockError, printable
 from ..handler import locks
 from ..nodes.base import Node
@@ -88,7 +88,7 @@ def _settings(alias: str) -> Iterator[Finding]:
 
 def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
     reached = sum(not node.detail for node in inspected)
-    if reached < rules.needed:
+    if not is_quorum(reached, rules.needed):
         yield error(
             "no-quorum",
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
@@ -194,9 +194,8 @@ def _trial(node: Node, rules: Rules, timeout: float) -> str:
     )
     manager = LockManager([node], alone, alias="doctor")
     try:
-        lease = manager.on_behalf(
-            f"doctor:{os.urandom(8).hex()}", wait=0, renew=False, kind="command", label="doctor"
-        ).acquire()
+        owner = owner_here("command", "doctor")
+        lease = manager.on_behalf(f"doctor:{os.urandom(8).hex()}", owner, wait=0, renew=False).acquire()
         extended = lease.extend()
         outcome = lease.release()
         return "" if extended and outcome is Outcome.RELEASED else f"extended: {extended}, release: {outcome}."

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
+from ..core.votes import is_quorum
 from ..engine.presence import OVERDUE
 from ..exceptions import printable
 
@@ -402,7 +403,7 @@ class Snapshot:
     @property
     def has_quorum(self) -> bool:
         """Whether enough nodes answered to list the held locks."""
-        return self.answering >= self.rules.needed
+        return is_quorum(self.answering, self.rules.needed)
 
     @property
     def cut_short(self) -> bool:

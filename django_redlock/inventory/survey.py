@@ -27,6 +27,7 @@ from ..core.names import (
 from ..core.protocol import ABSENT, ENDLESS, PERMITS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
 from ..core.round import Round, SurveyOptions
 from ..core.rules import EXPIRY_ROUNDING
+from ..core.votes import agreed, is_quorum
 from ..engine.manager import LockManager
 from ..engine.presence import LIFE
 from ..exceptions import QuorumUnavailableError
@@ -70,8 +71,8 @@ async def aask_nodes(manager: LockManager, slugs: Iterable[str]) -> "Poll":
 def tell_nodes(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Round:
     """Send a request to all nodes, or to some of them, and wait for each reply."""
     requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
-    round = Round(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), cleanup=True)
-    manager.ask(round)
+    round = Round.to_tell(requests, manager.rules.timeout(manager.rules.ttl))
+    manager.driver.ask(round)
     return round
 
 
@@ -138,12 +139,12 @@ class Vote(NamedTuple):
 
     def left(self, needed: int) -> float:
         """Return for how many seconds *needed* nodes keep the value; infinity for ever, and 0 if fewer have it."""
-        return sorted(self.lefts)[-needed] if self.nodes >= needed else 0.0
+        return agreed(self.lefts, needed)
 
 
 class Tally(NamedTuple):
     """
-    What the nodes report about one lock: the one count of votes that decides who holds it.
+    What the nodes report about one lock, and who holds it by their votes.
 
     Args:
         votes: Each holder that a node reports; first the one with the most nodes, and the longest time left.
@@ -160,17 +161,17 @@ class Tally(NamedTuple):
     @property
     def winner(self) -> Vote | None:
         """The holder that a quorum of the nodes reports; None if there is none."""
-        return self.votes[0] if self.votes and self.votes[0].nodes >= self.needed else None
+        return self.votes[0] if self.votes and is_quorum(self.votes[0].nodes, self.needed) else None
 
     @property
     def is_free(self) -> bool:
         """Whether a quorum of the nodes reports that nobody holds the lock."""
-        return self.free >= self.needed
+        return is_quorum(self.free, self.needed)
 
     @property
     def possible(self) -> tuple[Vote, ...]:
         """The holders that would have a quorum if all silent nodes had them, too."""
-        return tuple(vote for vote in self.votes if vote.nodes + self.silent >= self.needed)
+        return tuple(vote for vote in self.votes if is_quorum(vote.nodes + self.silent, self.needed))
 
 
 class Poll:
@@ -206,7 +207,7 @@ class Poll:
     @property
     def has_quorum(self) -> bool:
         """Whether enough nodes answered to tell who holds the locks."""
-        return len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
+        return is_quorum(len(self.manager.nodes) - len(self.silent), self.manager.rules.needed)
 
     @property
     def reported(self) -> dict[str, str]:
@@ -418,7 +419,7 @@ class Poll:
         last = min(heard, default=math.inf)
         if last <= LIFE:
             return Life.LIVING
-        if len(heard) < self.manager.rules.needed:
+        if not is_quorum(len(heard), self.manager.rules.needed):
             return Life.UNKNOWN
         return Life.SILENT if last < math.inf else Life.GONE
 
@@ -493,11 +494,6 @@ async def arun(poll: Poll, requests: Requests) -> Poll:
         while True:
             request = requests.send(await poll.manager.asurvey(**request))
     return poll
-
-
-def agreed(counts: list[int], needed: int) -> int:
-    """Return the highest count that at least *needed* nodes reach; 0 if fewer nodes counted anybody."""
-    return sorted(counts, reverse=True)[needed - 1] if len(counts) >= needed else 0
 
 
 def after_ended(cursor: str, time: int) -> str:

@@ -16,12 +16,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
-from ..conf import DEFAULT_ALIAS, InvalidRedlockError
+from ..conf import InvalidRedlockError
 from ..core.protocol import LOST as HAD_ENDED
 from ..core.protocol import EndReason
-from ..core.rules import check_wait, optional_seconds
+from ..core.rules import DEFAULT_ALIAS, check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock, makes_coroutine, makes_generator
+from ..engine.manager import owner_here
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
@@ -271,7 +272,7 @@ def _locked(
                 with lent(self, outer):
                     return done(handle, handle(self, *args, **given))
         try:
-            lock = locks[using].on_behalf(name, kind="command", label=label, **options)
+            lock = locks[using].on_behalf(name, owner_here("command", label), **options)
         except (InvalidRedlockError, ValueError) as error:  # the settings, or a value that no lock's name can have
             raise CommandError(str(error)) from None
         lease = acquire(lock, skip_exit_code)

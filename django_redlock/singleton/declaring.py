@@ -7,13 +7,15 @@ from ..engine.options import DEFAULTS
 from .options import OPTIONS
 
 # Options of other packages for the same purposes. As attributes of a task they would have no effect.
-ELSEWHERE = frozenset(
-    "lock lock_ttl lock_timeout lock_expiry lock_key lock_args lock_limit lease_time lease_ttl expiry timeout ttl_queue "
-    "unique unique_on unique_by unique_key unique_args unique_id unique_for unique_until once keys concurrency_key "
-    "concurrency concurrency_limit max_concurrency queueing_lock blocking blocking_timeout wait_timeout max_wait hold "
-    "cooldown throttle period debounce deduplication graceful raise_on_duplicate unlock_before_run alias if_taken "
-    "on_conflict on_client_conflict on_server_conflict on_busy on_dup".split()
-)
+ELSEWHERE = {
+    *("lock", "lock_ttl", "lock_timeout", "lock_expiry", "lock_key", "lock_args", "lock_limit"),
+    *("lease_time", "lease_ttl", "expiry", "timeout", "ttl_queue", "unique", "unique_on", "unique_by"),
+    *("unique_key", "unique_args", "unique_id", "unique_for", "unique_until", "once", "keys"),
+    *("concurrency_key", "concurrency", "concurrency_limit", "max_concurrency", "queueing_lock"),
+    *("blocking", "blocking_timeout", "wait_timeout", "max_wait", "hold", "cooldown", "throttle"),
+    *("period", "debounce", "deduplication", "graceful", "raise_on_duplicate", "unlock_before_run"),
+    *("alias", "if_taken", "on_conflict", "on_client_conflict", "on_server_conflict", "on_busy", "on_dup"),
+}
 
 
 def check_others(options: Iterable[str], known: Callable[[str], bool]) -> None:

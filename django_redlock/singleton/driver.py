@@ -3,7 +3,7 @@ Carries out on the lock nodes what the decisions about slots ask (internal).
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, slug
-from ..core.protocol import SUPERSEDED, Extend, Kind, Outcome, Term
-from ..core.rules import MIN_TTL
+from ..core.protocol import SUPERSEDED, Extend, Outcome, Term
+from ..core.rules import MIN_TTL, Wanted
+from ..core.votes import extended_by_quorum, is_quorum
 from ..engine.lease import Lease, note_late_loss, passed_on, release_at_end, resume_renewal, stop_renewal
-from ..engine.manager import LockManager, fresh_secret
-from ..engine.options import LockOptions
+from ..engine.manager import LockManager, fresh_secret, owner_here
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory import find_locks
@@ -60,10 +60,10 @@ class Nodes:
 
     answers: ClassVar[dict[type[ask.Question], Callable[[Any, Any], Any]]]
 
-    def __init__(self, using: str, label: str, times: LockOptions | None = None) -> None:
+    def __init__(self, using: str, label: str, times: Mapping[str, Any] | None = None) -> None:
         self.manager: LockManager = locks[using]
         self.label = label
-        self.times = times or {}
+        self.times: Any = times or {}
 
     def run(self, decision: ask.Steps[T]) -> T:
         """Carry out a decision; return its answer, or raise what it does not handle."""
@@ -105,17 +105,9 @@ class Nodes:
     def claim(self, question: ask.Claim) -> Claimed | Holder:
         """Claim the lock of a waiting message, in one round trip."""
         manager, ticket = self.manager, question.ticket
-        wanted = manager.acquirer.left_alone(
-            ticket.waiting,
-            ttl=max(MIN_TTL, min(CLAIM, question.ttl)),
-            kind="task",
-            label=self.label,
-            ref=ticket.task_id,
-            state=SlotState.CLAIMED,
-            call=question.call,
-            secret=ticket.secret,
-            adopt=question.adopt,
-        )
+        ttl, state = max(MIN_TTL, min(CLAIM, question.ttl)), SlotState.CLAIMED
+        owner = owner_here("task", self.label, ticket.task_id, ttl=ttl, state=state, call=question.call)
+        wanted = Wanted.left_alone(ticket.waiting, owner, ticket.secret, adopt=question.adopt)
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):
@@ -140,18 +132,9 @@ class Nodes:
     def put(self, question: ask.Put) -> str:
         """Take a lock that is not renewed, and return its secret."""
         manager, secret = self.manager, question.secret or fresh_secret()
-        wanted = manager.acquirer.left_alone(
-            question.name,
-            ttl=max(MIN_TTL, question.ttl),
-            kind="task",
-            label=question.label or self.label,
-            ref=question.ref,
-            state=question.state,
-            call=question.call,
-            secret=secret,
-            adopt=question.adopt,
-            strict=question.strict,
-        )
+        label, ttl = question.label or self.label, max(MIN_TTL, question.ttl)
+        owner = owner_here("task", label, question.ref, ttl=ttl, state=question.state, call=question.call)
+        wanted = Wanted.left_alone(question.name, owner, secret, adopt=question.adopt, strict=question.strict)
         outcome = manager.acquirer.run(wanted)
         # A lock that is not renewed needs a lease only as the signal's argument.
         if isinstance(outcome, GaveUp) or lock_acquired.receivers:
@@ -175,9 +158,9 @@ class Nodes:
         term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
         replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies
         kinds = [reply.terms[0].kind for reply in replies.values() if reply.terms]
-        if kinds.count(Kind.HELD) >= manager.rules.needed:
+        if extended_by_quorum(kinds, manager.rules):
             return True
-        if len(kinds) < manager.rules.needed:
+        if not is_quorum(len(kinds), manager.rules.needed):
             nodes = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
             raise QuorumUnavailableError(name, nodes=nodes, needed=manager.rules.needed)
         return False
@@ -197,10 +180,10 @@ class Nodes:
     def take(self, question: ask.Take) -> Lease:
         """Take the slot for a run."""
         ticket = question.ticket
-        about: dict[str, Any] = {"kind": "task", "label": self.label, "ref": "" if question.inline else ticket.task_id}
-        about |= {"secret": question.secret, "wait": question.wait, "renew": True}
-        about["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
-        return self.manager.on_behalf(ticket.running, **self.times, **about).acquire()
+        owner = owner_here("task", self.label, "" if question.inline else ticket.task_id)
+        how: dict[str, Any] = {"secret": question.secret, "wait": question.wait, "renew": True}
+        how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
+        return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:
         """Give the slot of a run to a waiting message."""
@@ -300,8 +283,8 @@ def turn(manager: LockManager, name: str, longest: float) -> Iterator[Lease]:
     except ValueError:
         ttl = manager.rules.ttl
     # Detached, so that no watchdog looks after the lease: a turn ends long before it.
-    about: dict[str, Any] = {"kind": "task", "label": "turn", "detached": True}
-    lock = manager.on_behalf(name, ttl=ttl, wait=longest, renew=False, **about)
+    owner = owner_here("task", "turn")
+    lock = manager.on_behalf(name, owner, ttl=ttl, wait=longest, renew=False, detached=True)
     try:
         lease = lock.acquire()
         try:

@@ -26,6 +26,7 @@ from django.utils.json import normalize_json
 from ..core.protocol import Outcome
 from ..engine.lease import Lease
 from ..engine.lock import decorators
+from ..engine.manager import owner_here
 from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
@@ -211,10 +212,11 @@ class Run(Nodes, Chore):
     def show_life(self, question: ask.ShowLife | None = None) -> None:
         """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""
         ticket, ttl = self.ticket, self.function.singleton_options.lease
-        about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
+        owner = owner_here("task", self.function.name, ticket.task_id)
         if not (self._life and self._life.valid()):
             with suppress(LockTakenError, QuorumUnavailableError):  # the watchdog tries again in a second
-                self._life = self.manager.on_behalf(ticket.alive, max_hold=inf, **about).acquire()
+                life = self.manager.on_behalf(ticket.alive, owner, ttl=ttl, wait=0, max_hold=inf)
+                self._life = life.acquire()
         if self._closed and self._life:
             self._life.release()
 

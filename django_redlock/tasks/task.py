@@ -19,8 +19,8 @@ from ..engine.lease import Lease
 from ..handler import locks
 from ..keys.task import CallKey
 from ..singleton.arrival import cancel
-from ..singleton.handle import Slots
 from ..singleton.declaring import check_function, check_others
+from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket

@@ -33,21 +33,20 @@ from unittest.mock import patch
 from django.conf import settings
 
 from .. import signals
-from ..conf import DEFAULT_ALIAS
 from ..core.acquisition import Waiter
 from ..core.admission import Greeting
 from ..core.names import slug
 from ..core.node_state import NodeState
 from ..core.protocol import EndReason, Kind, Reply, Request, Survey
-from ..core.rules import Rules
+from ..core.rules import DEFAULT_ALIAS, Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager, Runtime
+from ..engine.manager import LockManager
 from ..engine.notifications import Waiters
 from ..engine.presence import Presence
-from ..engine.watchdog import Agenda, Chore, Tended, carry_out, work_in
+from ..engine.watchdog import Agenda, Chore, Runtime, Tended, carry_out, work_in
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.memory import MemoryNode

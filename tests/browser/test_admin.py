@@ -5,6 +5,7 @@ import re
 import pytest
 
 from django_redlock import lock, locks
+from django_redlock.engine.manager import owner_here
 from django_redlock.inventory import find_lock
 from tests.waiting import wait_until
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 def held(site):
     """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
     name = "shop.tasks.import_catalogue"
-    lease = locks["default"].on_behalf(name, ttl=600, renew=False, kind="task", label=name, ref="7f3a").acquire()
+    lease = locks["default"].on_behalf(name, owner_here("task", name, "7f3a"), ttl=600, renew=False).acquire()
     while find_lock(name).votes < 5:
         lease.extend()
     return lease
@@ -187,9 +188,11 @@ def test_the_pages_can_be_read_without_javascript(held, open_page):
     expect(page.get_by_text("lock-1").first).to_be_visible()
 
 
-def taken(name: str, **how):
+def taken(name: str, *, kind="task", label="", ref="", **how):
     """Hold a lock that nobody renews."""
-    return locks["default"].on_behalf(name, **{"ttl": 600, "renew": False, "kind": "task", **how}).acquire()
+    return (
+        locks["default"].on_behalf(name, owner_here(kind, label, ref), **{"ttl": 600, "renew": False, **how}).acquire()
+    )
 
 
 def tab_to(page, selector: str, key: str = "Tab"):

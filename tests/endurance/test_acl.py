@@ -99,7 +99,7 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
     admin.script_flush()  # as when the server has restarted
     again = await flavour.acquire(manager.lock("a", wait=0))
     interrupted = manager.acquirer.acquisition(manager.lock("c").description().wanted)
-    manager.ask(interrupted.undo(0.2))
+    manager.driver.ask(interrupted.undo(0.2))
     assert await flavour.release(again) == "released"
 
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django_redlock.core import hold as holds
 from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Waiter
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import Granted, HighestToken
+from django_redlock.core.hold import HoldState
 from django_redlock.core.names import Owner
 from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Wanted
+from django_redlock.core.votes import release_outcome
 from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Breakers
 from django_redlock.engine.notifications import RETRY, Waiters
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
@@ -66,7 +67,7 @@ class Lease:
     """A held lock as its holder sees it."""
 
     process: "Process"
-    hold: holds.HoldState
+    hold: HoldState
     slugs: tuple[str, ...]
     limit: int = 1
     shared: bool = False
@@ -177,7 +178,7 @@ class Process(Computer):
         if not asked:
             return
         soonest = min(lease.hold.deadline for lease, _ in asked)
-        round = holds.renewal([term for _, term in asked], self.rules, self.rules.timeout(TTL), soonest - now)
+        round = Round.to_extend([term for _, term in asked], self.rules, self.rules.timeout(TTL), soonest - now)
         for lease, term in asked:
             lease.hold.asked(round, term)
         start, when = self.clock(), self.world.now
@@ -205,15 +206,14 @@ class Process(Computer):
         lease.hold.end("released", self.clock())
         self.world.log(self.name, "sends" if unattended else "releases", lease.hold.secret[:4], lease.hold.ended)
         round = lease.hold.release(0.0 if unattended else timeout)
-        round.unattended = unattended
         yield from self.ask(round)
-        return holds.release_outcome(round, self.rules)
+        return release_outcome(round.replies, self.rules)
 
     def _held(self, wanted: Wanted, outcome: Granted | GaveUp, began: float) -> Lease | GaveUp:
         if isinstance(outcome, GaveUp):
             self.world.log(self.name, "gives up", *wanted.names)
             return outcome
-        hold = holds.HoldState(wanted, outcome, self.rules, self.highest)
+        hold = HoldState(wanted, outcome, self.rules, self.highest)
         lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared)
         self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.secret[:4], f"#{outcome.fencing_token % 10**9}")
         self._oracles.granted(lease, outcome, began)
@@ -321,7 +321,7 @@ class Process(Computer):
         self._follow_up(round)
 
     def _send_all(self, connections: ConnectionSet, round: Round, now: float) -> None:
-        round.admission = self.admission
+        round.begin(self.admission)
         self._oracles.first_byte(round, now)
         self._settle(connections, round.mending or now - connections.used > IDLE)
         resting = set() if round.cleanup else self.breakers.resting(round, now)
@@ -338,7 +338,7 @@ class Process(Computer):
         """Do what :class:`django_redlock.engine.redelivery.Redelivery` does."""
         pause = FIRST_PAUSE
         while self.clock() < until:
-            undelivered = Round({node: request}, lambda replies: False, CONNECT_TIMEOUT, cleanup=True)
+            undelivered = Round.to_tell({node: request}, CONNECT_TIMEOUT)
             yield from self.ask(undelivered, apart=ConnectionSet())
             if not undelivered.missed():
                 return

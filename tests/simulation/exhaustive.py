@@ -20,11 +20,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from django_redlock.core.acquisition import Acquisition, Pause
-from django_redlock.core.attempt import GRANTS, HighestToken
+from django_redlock.core.attempt import HighestToken
 from django_redlock.core.names import SECRET_SIZE, Owner, slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import Instant, Kind, Raise, Reply, Request
 from django_redlock.core.rules import Rules, Wanted
+from django_redlock.core.votes import GRANTS
 
 SLUG = slug("a")
 TTL = 10.0

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import INFINITY, Admission, Greeting
-from django_redlock.core.attempt import GRANTS, Attempt, Verdict
+from django_redlock.core.attempt import Attempt
 from django_redlock.core.hold import HoldState
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
@@ -15,6 +15,7 @@ from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
+from django_redlock.core.votes import GRANTS, Verdict
 from tests import consensus
 
 from . import database, mutation

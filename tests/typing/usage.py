@@ -31,6 +31,7 @@ from django_redlock import (
     tasks as of_django,
 )
 from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
+from django_redlock.engine.manager import owner_here
 from django_redlock.middleware import locked_paths
 from django_redlock.testing import Simulation, memory_nodes
 from tests.shop.models import Order, Pallet
@@ -58,7 +59,7 @@ def blocks() -> None:
     lock("a", if_taken="ignore")  # type: ignore[call-overload]
     lock("a", release="later")  # type: ignore[call-overload]
     locks["default"].lock("a", if_taken="ignore")  # type: ignore[call-overload]
-    locks["default"].on_behalf("a", kind="cron")  # type: ignore[arg-type]
+    owner_here("cron")  # type: ignore[arg-type]
     lock("a").release()  # type: ignore[attr-defined]
     found.release()  # type: ignore[union-attr]
     fenced(lock("a"))  # type: ignore[call-overload]

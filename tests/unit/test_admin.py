@@ -24,8 +24,9 @@ from django.test import Client, override_settings
 from django.utils import translation
 from django.utils.timezone import now
 
-from django_redlock import LockManager, lock, locks
+from django_redlock import lock, locks
 from django_redlock.admin.rows import audit
+from django_redlock.engine.driver import Driver
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
 from django_redlock.inventory.actions import MAX_RELEASE
 from django_redlock.models import HeldLock, key_of
@@ -254,8 +255,8 @@ def test_each_page_asks_each_node_once(five, operator, monkeypatch, django_asser
     shows = [partial(operator.get, *each) for each in [*queries, (DETAIL, {"key": key}), (NODES, {})]]
     shows.append(partial(act, operator, "release", key, confirmed=False))
     asked: list[int] = []
-    ask = LockManager.ask
-    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.extend(round.requests) or ask(self, round))
+    ask = Driver.ask
+    monkeypatch.setattr(Driver, "ask", lambda self, round: asked.extend(round.requests) or ask(self, round))
 
     for show in shows:
         asked.clear()

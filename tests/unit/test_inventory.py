@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
+from django_redlock.engine.driver import Driver
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -237,8 +238,8 @@ def test_a_silent_node_is_not_asked_again(five, monkeypatch):
         put_each(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
     five[2].down = True
     asked: list[set[int]] = []
-    ask = locks["default"].ask
-    monkeypatch.setattr(locks["default"], "ask", lambda round: asked.append(set(round.requests)) or ask(round))
+    ask = locks["default"].driver.ask
+    monkeypatch.setattr(locks["default"].driver, "ask", lambda round: asked.append(set(round.requests)) or ask(round))
 
     held_locks(seconds=60)
 
@@ -264,8 +265,8 @@ def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypa
 def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
     """A page waits for a silent node once, and for less than a second, even where a lock would wait for longer."""
     asked: list[float] = []
-    ask = LockManager.ask
-    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
+    ask = Driver.ask
+    monkeypatch.setattr(Driver, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
     with nodes_in_memory(node_timeout=timeout):
         held_locks(seconds=seconds)
 
@@ -290,16 +291,16 @@ def test_what_others_wrote_is_cut(five):
 
 def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = math.inf) -> None:
     """Let each of the first rounds of questions take some time."""
-    manager, clock, ask = locks["default"], [1000.0], LockManager.ask
+    manager, clock, ask = locks["default"], [1000.0], Driver.ask
     monkeypatch.setattr(manager, "runtime", replace(manager.runtime, clock=lambda: clock[0]))
 
-    def slowly(self: LockManager, round: Any) -> None:
+    def slowly(self: Driver, round: Any) -> None:
         nonlocal rounds
         ask(self, round)
         clock[0] += seconds if rounds > 0 else 0.0
         rounds -= 1
 
-    monkeypatch.setattr(LockManager, "ask", slowly)
+    monkeypatch.setattr(Driver, "ask", slowly)
 
 
 def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import django_redlock
+from django_redlock.core.round import Round
 
 PACKAGE = Path(django_redlock.__file__).parent
 
@@ -45,8 +46,8 @@ OF_RUNTIME = {
     *(f"django_redlock.engine.watchdog.{name}" for name in ("watchdog", "loop_watchdog")),
 }
 
-# Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.
-REAL_TIME = {"engine/manager.py", "engine/watchdog.py"}
+# Who may import it: the runtime of real processes, with its watchdogs.
+REAL_TIME = {"engine/watchdog.py"}
 
 
 class Import(NamedTuple):
@@ -196,25 +197,104 @@ def test_seeded_generator_is_for_pauses_only():
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/records/table.py"),
+        *("engine/watchdog.py", "fencing.py", "nodes/records/table.py"),
         *("testing/contract.py", "testing/simulation.py"),
         "keys/view.py",  # imports the type UUID
     }
 
 
+def modules_imported(*, at_run_time_only: bool = False) -> dict[str, set[str]]:
+    """Return the files of the package that each file imports, by their paths in the package."""
+    paths = {".".join(Path("django_redlock", path).with_suffix("").parts): path for path in trees()}
+    paths = {module.removesuffix(".__init__"): path for module, path in paths.items()}
+    found: dict[str, set[str]] = {path: set() for path in paths.values()}
+    for each in imports():
+        if each.top == "django_redlock" and (each.at_run_time or not at_run_time_only):
+            target = each.name
+            while target not in paths:  # the import is in a module, or is one
+                target = target.rpartition(".")[0]
+            found[each.where] |= {paths[target]} - {each.where}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of files that import each other, directly or through others."""
+
+    def reached(start: str) -> set[str]:
+        found, to_do = set[str](), [start]
+        while to_do:
+            new = graph[to_do.pop()] - found
+            found |= new
+            to_do += new
+        return found
+
+    reach = {path: reached(path) for path in graph}
+    groups = {frozenset(other for other in reach[path] if path in reach[other]) for path in graph}
+    return sorted(map(set, groups - {frozenset()}), key=sorted)
+
+
 def test_modules_do_not_import_each_other():
     """There are no circles of imports, including imports in functions, but not those for annotations alone."""
-    modules = {path: ".".join(Path("django_redlock", path).with_suffix("").parts) for path in trees()}
-    names = {path: module.removesuffix(".__init__") for path, module in modules.items()}
-    found: dict[str, set[str]] = {name: set() for name in names.values()}
-    for each in imports():
-        if each.top == "django_redlock" and each.at_run_time:
-            target = each.name
-            while target not in found:  # the import is in a module, or is one
-                target = target.rpartition(".")[0]
-            found[names[each.where]] |= {target} - {names[each.where]}
+    TopologicalSorter(modules_imported(at_run_time_only=True)).prepare()  # raises CycleError, which names the circle
 
-    TopologicalSorter(found).prepare()  # raises CycleError, which names the circle
+
+MANAGER_AND_LEASES = {f"engine/{name}.py" for name in ("manager", "lock", "lease", "reentrancy")}
+"""
+A manager makes locks and leases, and extends and releases the leases; a lock enters them, and notes who is inside.
+
+None of these can be read without the others.
+"""
+
+
+def test_only_a_manager_and_its_leases_know_each_other():
+    """There is one circle of files, also for annotations and late imports: any other file can be read by itself."""
+    assert circles(modules_imported()) == [MANAGER_AND_LEASES]
+
+
+def written(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Yield the attributes that are assigned, or that are changed in place, except for those of ``self``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                found: ast.AST = node
+            case ast.Subscript(value=found, ctx=ast.Store() | ast.Del()):
+                pass
+            case ast.Call(func=ast.Attribute(value=found, attr="update" | "pop" | "clear" | "setdefault")):
+                pass
+            case _:
+                continue
+        if isinstance(found, ast.Attribute) and ast.unparse(found.value) != "self":
+            yield found
+
+
+def test_rounds_are_changed_by_themselves_only():
+    """No file but that of the rounds sets a field of a round; ``Line`` has a field of the same name as one of them."""
+    assigned = {
+        f"{path}: {ast.unparse(attribute)}"
+        for path, tree in trees().items()
+        if path != "core/round.py"
+        for attribute in written(tree)
+        if attribute.attr in Round.__slots__
+    }
+
+    assert assigned == {"engine/rounds_async.py: line.patience"}
+
+
+def test_votes_are_counted_in_one_place():
+    """No other file compares a number of nodes with a quorum, or with what a quorum can spare."""
+    compared = {
+        path
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and path not in ("core/votes.py", "keys/task.py")  # which compares arguments
+        for each in ast.walk(node)
+        if (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")).strip("_") in ("needed", "spare")
+    }
+
+    assert compared == {
+        *("contrib/health.py", "exceptions.py", "inventory/model.py"),  # for people: how many more may fail
+        "inventory/node_checks.py",
+    }
 
 
 PYTHON_LOCKS = {
@@ -237,7 +317,10 @@ def test_engine_enters_no_lock_through_python_code():
 
 
 # The decisions about singletons. They may log, as the core may not.
-DECISIONS = {f"singleton/{name}.py" for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")}
+DECISIONS = {
+    f"singleton/{name}.py"
+    for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")
+}
 NOT_IN_DECISIONS = NOT_IN_CORE - {"logging"}
 
 

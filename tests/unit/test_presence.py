@@ -39,7 +39,7 @@ class Watchdog(VirtualWatchdog):
         return any(belongs_to(each, keeper) and due(each) < NEVER for each in self._process_of(keeper).agenda)
 
     def _agenda(self, tended: Any) -> Any:
-        return self._process_of(tended._manager).agenda if isinstance(tended, Presence) else super()._agenda(tended)
+        return self._process_of(tended._keeper).agenda if isinstance(tended, Presence) else super()._agenda(tended)
 
 
 class World:

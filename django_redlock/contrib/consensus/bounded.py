@@ -11,7 +11,7 @@ import ssl
 from typing import Any
 
 from ...runtime.clock import steady
-from .replicated import Place
+from .place import Place
 
 LARGEST = 2 * 2**20  # bytes of a reply, or of the replies to requests that are sent together
 READ = 250  # bytes that each read counts in addition: small pieces take as much of the processor as large ones

@@ -8,16 +8,14 @@ Missing an earlier change is harmless, because each waiter soon asks again by it
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ...core.protocol import Failure
 from ...nodes.base import LinkError, RateLimit
 from ...nodes.records.table import link_error
 from ...nodes.records.worker import Mailbox
 from ...runtime.threads import call_soon, new_event, start
-
-if TYPE_CHECKING:
-    from .replicated import Member, Place
+from .place import Member, Place
 
 UNASKED = 500  # notifications within a second; these stores write no more
 
@@ -46,7 +44,7 @@ class Watch:
     kind: ClassVar[str]
     """The name of this kind of store, for the name of the thread."""
 
-    def __init__(self, place: "Place", key: str, timeout: float, deliver: Deliver) -> None:
+    def __init__(self, place: Place, key: str, timeout: float, deliver: Deliver) -> None:
         self.place = place
         self.key = key
         self.timeout = timeout / (len(place.members) + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
-from ...conf import DEFAULT_ALIAS
+from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import ActionResult, StaleKey, Staleness, State, remove_stale, stale_keys
 from ..output import OperatorCommand, deletion, listing, positive

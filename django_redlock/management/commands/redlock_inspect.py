@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 from django.utils.module_loading import import_string
 
-from ...conf import DEFAULT_ALIAS
+from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import LockReport, Snapshot, View, stale_keys
 from ...inventory.model import described, duration

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser, no_translations
 
-from ...conf import DEFAULT_ALIAS
+from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import LockReport, Snapshot, State
 from ..output import VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
-from ...conf import DEFAULT_ALIAS
+from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import ActionResult, LockReport, ask_to_stop, find_locks, force_release
 from ...inventory.actions import MAX_RELEASE

@@ -10,8 +10,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...conf import DEFAULT_ALIAS, InvalidRedlockError
+from ...conf import InvalidRedlockError
+from ...core.rules import DEFAULT_ALIAS
 from ...engine.lease import Lease
+from ...engine.manager import owner_here
 from ...handler import locks
 from .. import locked
 from ..output import INTERRUPTED, duration_in, seconds
@@ -65,7 +67,7 @@ class Command(BaseCommand):
         label = Path(program[0]).name  # without the arguments, which may hold a secret
         chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
         try:
-            lock = locks[using].on_behalf(name, kind="command", label=label, **chosen)
+            lock = locks[using].on_behalf(name, owner_here("command", label), **chosen)
             lease = locked.acquire(lock, skip_exit_code)
         except (InvalidRedlockError, ValueError) as error:
             raise CommandError(str(error)) from None

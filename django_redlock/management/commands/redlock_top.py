@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
-from ...conf import DEFAULT_ALIAS
+from ...core.rules import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
 from ...inventory.model import urgency
 from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds

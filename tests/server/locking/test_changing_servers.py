@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, RedlockError
-from django_redlock.engine.manager import REAL
+from django_redlock.engine.watchdog import REAL
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.runtime.clock import steady
 from django_redlock.testing import FaultProxy, Server

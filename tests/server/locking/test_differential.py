@@ -26,7 +26,7 @@ from django_redlock.core.protocol import (
     Term,
     believable,
 )
-from django_redlock.core.round import survey_round
+from django_redlock.core.round import Round
 from django_redlock.testing import Servers
 from tests.managers import real_manager
 
@@ -102,9 +102,8 @@ def comparable(reply: Reply) -> Any:
 
 
 def run(manager: LockManager, request: Request) -> Reply:
-    round = survey_round(manager.rules, {"count": 1})
-    round.requests = {0: request}
-    manager.ask(round)
+    round = Round.to_tell({0: request}, manager.rules.timeout(manager.rules.ttl))
+    manager.driver.ask(round)
     return round.replies[0]
 
 

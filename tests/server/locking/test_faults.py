@@ -158,9 +158,9 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
     manager.lock("warm up").acquire().release()
     acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
     round = next(acquisition.steps(manager.runtime.instant()))
-    manager.ask(acquisition.undo())  # while the request is delayed somewhere
+    manager.driver.ask(acquisition.undo())  # while the request is delayed somewhere
 
-    manager.ask(round)  # and arrives now
+    manager.driver.ask(round)  # and arrives now
 
     assert round.replies[0].kind is Kind.CANCELLED
     assert held_by(manager, "{a}")

@@ -16,7 +16,7 @@ from django_redlock import LockManager
 from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Release
-from django_redlock.core.round import cleanup
+from django_redlock.core.round import Round
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers
 from tests.frozen import FOLDER, compare, text_of
@@ -146,7 +146,7 @@ def test_other_locks_write_what_they_have_always_written(one: Any):
         lease.release()
     for revoke, step in ((False, "tombstone"), (True, "asked to stop")):
         release = Release(("{report}",), "a" * SECRET_SIZE, revoke=revoke)
-        manager.ask(cleanup(release, nodes := [0], unsure=nodes, tombstone=60.0, timeout=10.0))
+        manager.driver.ask(Round.to_release(release, nodes := [0], 10.0, unsure=nodes, tombstone=60.0, lasting=60.0))
         steps[step] = keys()
 
     check(steps, "other-locks.txt", on_server)

@@ -7,7 +7,7 @@ import pytest
 
 from django_redlock import LockLostError, LockManager, LockTakenError
 from django_redlock.core.protocol import SHARED, Kind, Release
-from django_redlock.core.round import cleanup
+from django_redlock.core.round import Round
 from django_redlock.inventory.survey import Poll, arun
 from django_redlock.testing import Servers
 from tests.managers import (
@@ -174,14 +174,14 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
-        cleanup(
-            Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), (), 10.0, 10.0
+        Round.to_release(
+            Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), 10.0, lasting=10.0
         )
         for token in (readers[0].fencing_token, readers[1].fencing_token)
     )
-    manager.ask(early)
+    manager.driver.ask(early)
     still = [await flavour.extend(lease) for lease in readers]
-    manager.ask(late)
+    manager.driver.ask(late)
 
     assert {reply.kind for reply in early.replies.values()} == {Kind.BUSY}
     assert still == [True, True]

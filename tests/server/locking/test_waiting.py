@@ -91,7 +91,7 @@ async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour
     wanted = manager.lock("a").description().wanted
     steps = manager.acquirer.acquisition(wanted, "elsewhere|1").steps(manager.runtime.instant())
     round = next(steps)
-    await manager.aask(round) if isinstance(flavour, Asyncio) else manager.ask(round)
+    await manager.driver.aask(round) if isinstance(flavour, Asyncio) else manager.driver.ask(round)
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
     await flavour.release(holder)
 
@@ -223,7 +223,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
     await first
     monkeypatch.setattr(acquisition, "POLL", 60.0)
     holder = one.lock("a", ttl=60.0).acquire()
-    ask = one.ask
+    ask = one.driver.ask
 
     def ask_and_be_called(round: Round) -> None:
         ask(round)
@@ -231,7 +231,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
         holder.release()  # with their replies, a quorum of nodes has also notified the next waiter
         monkeypatch.setattr(acquisition, "POLL", 60.0)
 
-    monkeypatch.setattr(one, "ask", ask_and_be_called)
+    monkeypatch.setattr(one.driver, "ask", ask_and_be_called)
     start = time.monotonic()
 
     lease = one.lock("a", wait=50).acquire()

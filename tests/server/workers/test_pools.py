@@ -7,6 +7,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, locks
+from django_redlock.engine.manager import owner_here
 from tests.conftest import needs
 from tests.managers import wait_until
 
@@ -103,7 +104,7 @@ def test_body_notices_that_its_slot_was_lost(started, prefork, stages, what):
         for call in calls.values():
             task("spin").singleton.release(call, force=True)
             name = task("spin").singleton.key(call)
-            lock = locks["default"].on_behalf(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
+            lock = locks["default"].on_behalf(name, owner_here("task", "else", "somebody else"), wait=10, ttl=60)
             others.enter_context(lock)
         for queue, call in calls.items():
             with pytest.raises(LockLostError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import greenlet
 
 from django_redlock.contrib.consensus.etcd.node import EtcdTable
-from django_redlock.contrib.consensus.replicated import Place as Addresses
+from django_redlock.contrib.consensus.place import Place as Addresses
 from django_redlock.core.admission import Greeting
 from django_redlock.core.names import secret_of
 from django_redlock.core.protocol import SHARED, Acquire, Kind, Release, Reply, Request

@@ -250,6 +250,8 @@ EVENTS = {
         *messages(options=[PLAIN, LATE], body=[Ignore(), Reject(), SystemExit(1)], told="PENDING"),
         *messages(options=IGNORES, told="PENDING"),
         *messages({"options": HOLDS}, options=[ONCE, QUEUED, SERIAL, BOTH], holder="own held", lasts=60),
+        *messages({"options": HOLDS}, options=[QUEUED | REPLACE, BOTH | RERUN], holder="own held", lasts=60),
+        *messages(before="lost its header"),  # the worker makes it from the arguments
     ],
     "`retry()`, `autoretry_for`, `replace()` by itself": [
         *messages(

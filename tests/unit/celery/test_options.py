@@ -29,7 +29,11 @@ def each() -> Any:
     [
         ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
         ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
-        ({"on_duplicates": "skip"}, TypeError, r"has no option 'on_duplicates'; its own are key, scope, on_duplicate, "),
+        (
+            {"on_duplicates": "skip"},
+            TypeError,
+            "has no option 'on_duplicates'; its own are key, ",
+        ),
         ({"unique_on": ["x"]}, TypeError, "has no option 'unique_on'; its own are key, "),  # of another package
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"queue_ttl": float("nan")}, ValueError, "queue_ttl must be a finite number"),

@@ -21,7 +21,7 @@ from django_redlock import locks
 from django_redlock.testing import Simulation
 
 from .outcomes import TABLE, Call, Message, Shown, parametrized, points
-from .slots import NAME, begin, die, names, ticket_in
+from .slots import HEADER, NAME, begin, die, names, ticket_in
 from .stage import Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
@@ -159,6 +159,8 @@ def let_happen_before(stage: Stage) -> None:
             stage.simulation.advance(4000.0)
         case "a copy has run":
             worker.run(message, redelivered=True)
+        case "lost its header":
+            message.headers[HEADER] = "garbled"
         case "was replaced":
             stage.send("newer")
         case "waited too long":

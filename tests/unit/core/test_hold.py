@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_redlock.core.attempt import Granted, HighestToken
-from django_redlock.core.hold import HoldState, renewal
+from django_redlock.core.hold import HoldState
 from django_redlock.core.names import Owner
 from django_redlock.core.protocol import EndReason, Extended, Kind, Outcome, Reply
 from django_redlock.core.round import Round
@@ -33,7 +33,7 @@ def extension(hold: HoldState, now: float, ttl: float | None = None) -> Round:
     """Begin a round that extends one lease."""
     term = hold.term(now, ttl)
     assert term is not None
-    round = renewal([term], hold._rules, hold._rules.timeout(hold.ttl), hold.deadline - now)
+    round = Round.to_extend([term], hold._rules, hold._rules.timeout(hold.ttl), hold.deadline - now)
     hold.asked(round, term)
     return round
 

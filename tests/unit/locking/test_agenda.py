@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from unittest.mock import Mock
 
+from django_redlock.core.rules import Rules
 from django_redlock.engine.presence import Presence, this_process
 from django_redlock.engine.watchdog import Agenda, AsyncWatchdog, Watchdog
 from django_redlock.runtime.clock import steady
@@ -140,7 +142,7 @@ def test_signs_of_life_continue_when_a_lock_is_taken_while_they_stop():
             return False
 
     held = ["a lock"]
-    presence = Presence(None, this_process(since=0.0), Dog(), steady)
+    presence = Presence(None, Rules(1), Mock(), Mock(), this_process(since=0.0), Dog(), steady)
     presence.join()
     due = presence.due()
     held.clear()

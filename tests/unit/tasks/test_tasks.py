@@ -26,6 +26,7 @@ from django.test import modify_settings, override_settings
 from django.utils import timezone
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.engine.manager import owner_here
 from django_redlock.inventory import find_lock
 from django_redlock.keys import task as task_keys
 from django_redlock.singleton import arrival
@@ -482,7 +483,7 @@ def test_reaper_leaves_alone_what_may_have_a_slot_of_another_name(monkeypatch):
     """If the nodes go away before all locks are listed, nobody knows whether a run has one from before a deploy."""
     function = jobs.keep.func.singleton_function
     known, gone = function.singleton_ticket("known", (7,), {}), function.singleton_ticket("gone", (7,), {})
-    before = locks["default"].on_behalf("task:of:before", kind="task", ref="known")
+    before = locks["default"].on_behalf("task:of:before", owner_here("task", ref="known"))
     with before:
         assert (reaper.is_held(known), reaper.is_held(gone)) == (True, False)
         for node in locks["default"].nodes:

@@ -18,7 +18,7 @@ from ....core.protocol import Failure
 from ....nodes.base import parse_json
 from ....nodes.records.table import AnswerError
 from ..bounded import LARGEST, BoundedSocket, TooMuchError, connected
-from ..replicated import Place
+from ..place import Place
 
 LONGEST = 65_536  # bytes of one notification
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token

@@ -24,12 +24,11 @@ from ....nodes.records.record import Decision, Stored, parsed
 from ....nodes.records.table import ANSWERING, AnswerError, TooLargeError, link_error
 from .. import checks
 from ..clock import Era
+from ..place import Place, Store
 from ..replicated import (
     LOOK_EVERY,
     MemberTable,
-    Place,
     ReplicatedNode,
-    Store,
     also,
     oldest,
     shortest,

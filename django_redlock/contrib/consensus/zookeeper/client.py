@@ -43,7 +43,7 @@ from ....nodes.records.table import AnswerError
 from ....runtime.clock import steady
 from ....runtime.threads import new_event
 from ..bounded import LARGEST, BoundedSocket, connected
-from ..replicated import Place
+from ..place import Place
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member

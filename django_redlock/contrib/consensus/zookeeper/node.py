@@ -31,12 +31,11 @@ from ....nodes.records.record import Decision, Stored, digest, parsed
 from ....nodes.records.table import AnswerError, TooLargeError, link_error
 from ..bounded import connected
 from ..clock import Era
+from ..place import Place, Store
 from ..replicated import (
     LOOK_EVERY,
     MemberTable,
-    Place,
     ReplicatedNode,
-    Store,
     also,
     oldest,
     shortest,
