@@ -78,6 +78,9 @@ class Facts:
     asked: list[ask.Question] = field(default_factory=list)
     now: float = 1000.0
 
+    def __post_init__(self) -> None:
+        self.locks = dict(self.locks)  # a decision changes them, and a case is played more than once
+
     def decide(self, decision: ask.Steps[Any]) -> Any:
         """Return what is decided under these facts."""
         answer: Any = None

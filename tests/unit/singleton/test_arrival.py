@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from django_redlock import LockTakenError
 from django_redlock.core.names import GOES_ON, NOTE
 from django_redlock.singleton.arrival import (
     Answer,
@@ -639,20 +640,24 @@ def test_row(row: Row, facts: Any, verdict: type, left: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "verdict"),
-    [(CANCELLED["cancelled:mine"], Revoke), (None, Run), (split(NOTE), Revoke)],
-    ids=["not withdrawn", "no note", "unknown"],
+    ("note", "withdrawn", "verdict"),
+    [
+        (CANCELLED["cancelled:mine"], False, Revoke),
+        (CANCELLED["cancelled:mine"], True, Run),
+        (None, False, Run),
+        (split(NOTE), True, Revoke),
+    ],
+    ids=["not withdrawn", "withdrawn", "no note", "unknown to a quorum"],
 )
-def test_row_looks_again_before_it_begins(note: Any, verdict: type) -> None:
+def test_row_looks_again_before_it_begins(note: Any, withdrawn: bool, verdict: type) -> None:
     """It may have been cancelled while it took its slot; the caller withdraws the note if it came too late."""
 
     class Later(Facts):
         def answer(self, question: Any) -> Any:
             if isinstance(question, Take) and note:
                 self.locks["cancelled:mine"] = note
-            if isinstance(question, Put) and question.name == "cancelled:mine":
-                self.locks[question.name] = held("mine", NOTE, secret=secret("f"))
-                return secret("f")
+            if isinstance(question, Put) and question.name == "cancelled:mine" and withdrawn:
+                raise LockTakenError(question.name)
             return super().answer(question)
 
     assert isinstance(Later().decide(occupy(Row(ROW, SingletonOptions()))), verdict)
