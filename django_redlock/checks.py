@@ -34,7 +34,8 @@ from .conf import (
 )
 from .core.admission import Admission
 from .engine.lock import decorators
-from .nodes import NodeSpec, open_node
+from .nodes import NodeSpec
+from .nodes.backends import open_node
 from .nodes.base import LinkError
 from .routers import read_elsewhere
 from .runtime.clock import steady

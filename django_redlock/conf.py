@@ -15,7 +15,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from .core.rules import Rules, nearest, quoted
-from .nodes import SCHEMES, Node, NodeSpec, open_node
+from .nodes import Node, NodeSpec
+from .nodes.backends import SCHEMES, open_node
 from .nodes.base import split_url
 
 P = ParamSpec("P")

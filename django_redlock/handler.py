@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
 
-from . import nodes, signals
+from . import signals
 from .conf import UnknownAliasError, aliases, read_alias
 from .core.names import named
 from .core.rules import DEFAULT_ALIAS, Rules
@@ -25,6 +25,7 @@ from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings
 from .engine.options import BlockOptions, SkippingOptions, lists_options, plan
 from .engine.reentrancy import caller_frame
+from .nodes import backends
 
 if TYPE_CHECKING:
     from .engine.lock import SkippingLock
@@ -284,11 +285,11 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
 @cache
 def _load() -> None:
     """Import what the locks of a forked child will need, so that all children share its memory; connect to nothing."""
-    nodes.forking = True
+    backends.forking = True
     with suppress(Exception):  # the settings cannot be used, as the child's first lock will say
         for alias in aliases():
             read_alias(alias)
-    nodes.forking = False
+    backends.forking = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,7 +30,8 @@ from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.watchdog import AsyncWatchdog, Dog, loop_watchdog, watchdog
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.database import table
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers, Simulation

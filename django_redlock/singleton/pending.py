@@ -13,6 +13,8 @@ This record changes in three ways. Each change is made in the *turn* of the key:
 split, and a record that is still on its way to the nodes is not mistaken for the remains of one. Only a caller that
 finds the record of a revoked call discards that call without waiting for a turn.
 
+The record is created and taken over in :mod:`.call`, and begun in :mod:`.arrival`; what both need is here.
+
 create
     The record is free. The caller takes the record for an id and a secret of its own, and sends the message.
 take over

@@ -17,7 +17,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redlock.management.commands import redlock_run
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.runtime.poll import ENDED, READABLE, poller
 from django_redlock.testing import ServerNotFoundError, find_server, servers
 

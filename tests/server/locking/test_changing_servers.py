@@ -15,7 +15,8 @@ import pytest
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, RedlockError
 from django_redlock.engine.watchdog import REAL
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.runtime.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from tests.clusters import served

@@ -20,7 +20,8 @@ from django.test import override_settings
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Kind, Release
-from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes import LinkError, NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.table import UntouchedError

@@ -151,7 +151,8 @@ from gevent import hub
 from django_redlock.core.rules import Rules
 from django_redlock.engine import watchdog
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 
 begun = []
 def naps():

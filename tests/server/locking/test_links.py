@@ -7,7 +7,8 @@ import pytest
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Acquire, Kind, Reply
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
 from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink, Introduction
 from django_redlock.runtime.poll import READABLE, poller

@@ -18,7 +18,8 @@ from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
 from django_redlock.engine import watchdog as renewal
 from django_redlock.engine.connections import MAX_IDLE
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import eventually, in_threads, real_manager, renew_now, rules
 

@@ -241,7 +241,8 @@ import asyncio, os, sys, threading
 from django_redlock import LockTakenError
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 
 def left():
     for thread in threading.enumerate()[1:]:

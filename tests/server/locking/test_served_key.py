@@ -10,7 +10,8 @@ from django_redlock import LockManager, QuorumUnavailableError
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server
 from tests.clusters import WEEK, served

@@ -12,7 +12,8 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, locks
-from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes import LinkError, NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server
 from tests.endurance.test_acl import RIGHTS

@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes import LinkError, NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.testing import FaultProxy
 from django_redlock.testing.proxy import Direction
 from tests import etcd, zookeeper

@@ -16,7 +16,8 @@ from django_redlock.contrib.consensus.etcd.node import LARGEST_WRITE, EtcdNode, 
 from django_redlock.core.protocol import Failure, Kind, Release, Survey
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.node_checks import Level
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError

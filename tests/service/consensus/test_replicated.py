@@ -21,7 +21,8 @@ from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.contrib.consensus import replicated
 from django_redlock.core.protocol import ABSENT, ENDLESS, SHARED, Failure, Kind, Release, Reply, Request, Survey
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing.servers import reserve_port
 from tests.etcd import Member

@@ -13,7 +13,8 @@ import pytest
 
 from django_redlock.contrib.consensus import replicated
 from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release, Survey
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec
+from django_redlock.nodes.backends import open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
