@@ -1,5 +1,5 @@
 """
-What becomes of a message that a worker has got: it runs, ends without a run, or goes back into the queue (internal).
+Decide about a message in a worker: it runs, ends without a run, or goes back into the queue (internal).
 
 :func:`arrive` decides that for a message of a broker, and :func:`occupy` for a row of Django's tasks, which nobody can
 put back. Read from :func:`arrive` downwards: the steps come in the order in which they are taken. Each returns a
@@ -12,7 +12,7 @@ exchanges the lock of this secret for one of the run, which has a secret of its 
 of the message has ended. It refuses all others, and so a copy of a message that runs. A *trailing* ticket is that of a
 pending call; see :mod:`.pending`.
 
-What nodes say about a lock is a ``Seen``: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
+A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
 ``sightings`` to some node at least. A result is *known* if its store has answered, *final* if the task has ended, and
 *done* if it has ended without a failure, which its framework might repeat.
 """
@@ -228,7 +228,7 @@ Verdict = Run | Answer | Fail | Revoke | PutBack | Leave
 
 
 def arrive(message: Message) -> Steps[Verdict]:
-    """Decide what becomes of a message of a broker; when this returns, it has its slot, is back, or has none."""
+    """Decide what happens to a message of a broker; when this returns, it has its slot, is back, or has none."""
     if not message.ticket.name:  # it was sent to run without a slot
         return Run(message.run())
     verdict = yield from _decide(message)
