@@ -2,15 +2,16 @@
 Decide about a message in a worker: it runs, ends without a run, or goes back into the queue (internal).
 
 :func:`arrive` decides that for a message of a broker, and :func:`occupy` for a row of Django's tasks, which nobody can
-put back. Read from :func:`arrive` downwards: the steps come in the order in which they are taken. Each returns a
-verdict, or None to go on with the next one. Any step may put the message back (6), and that fails if the broker accepts
-no message any more.
+put back. Read from :func:`arrive` downwards: steps 1, 2 and 4 are taken in this order, and each returns a verdict, or
+None to go on. From any of them the message may give way to another holder (3), do without somebody that does not answer
+(5), or go back into the queue (6); it fails if the broker does not take it back.
 
 A message's ticket has the names of its locks: ``running`` is that of its run, empty if runs have none, and ``waiting``
 the one that it has held, under ``secret``, since it was sent; both may be the same lock. :class:`~.questions.Take`
 exchanges the lock of this secret for one of the run, which has a secret of its own. It also takes a free lock, if that
-of the message has ended. It refuses all others, and so a copy of a message that runs. A *trailing* ticket is that of a
-pending call; see :mod:`.pending`.
+of the message has ended; and it refuses every lock that another holder has, or a run of this same message. A retry is a
+message with a new secret, under which the lock of the run that sent it waits. A *trailing* ticket is that of a pending
+call; see :mod:`.pending`. A lock is *claimed* for a moment until its message was sent, and *held* when its run is over.
 
 A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
 ``sightings`` to some node at least. A result is *known* if its store has answered, *final* if the task has ended, and
@@ -285,6 +286,17 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     """
     End a copy of a message whose work is done.
 
+    ====================  ==========================================  ===========================
+    a note says           and the store says                          the message
+    ====================  ==========================================  ===========================
+    it is done            the same, or nothing is stored anywhere     ends
+    it is done            nothing yet, or it does not answer          is put back
+    another one goes on   (it is not asked)                           ends
+    nothing               it is done                                  ends
+    nothing               it does not answer                          is put back, if it is a copy
+    nothing               nothing, or a failure                       goes on
+    ====================  ==========================================  ===========================
+
     Args:
         message: The message.
         may_be_copy: Whether it may be one although the broker has not marked it: its worker has had it for a while, or
@@ -324,7 +336,7 @@ def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
 
 
 def _end_copy(message: Message) -> Steps[Verdict]:
-    """End a message that was delivered a second time and must not run again, once no run of it can be alive."""
+    """End a message that was delivered a second time and must not run again, once its run has no slot any more."""
     if holder := (yield from _live_run(message.ticket)):
         return (yield from _watch(message, holder))
     return (yield from _end_without_a_run(message))
@@ -707,8 +719,8 @@ def _await_result(message: Message) -> Steps[Verdict]:
     """
     Put the message back, because the work is done but its result is not stored yet.
 
-    The worker is about to store the result, or died first. If it died, the note has expired when the message comes
-    back, and the work is repeated.
+    The worker is about to store the result, or died first. If it died, the note expires sooner or later, and then the
+    work is repeated.
     """
     pause = message.rules.lease
     reason = f"{message.id} is done, but its result is not stored; it is checked again in {pause:.1f} s."
@@ -750,8 +762,8 @@ def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
     """
     Return whether a message whose time has passed expires, which ends its task: not if that lives on elsewhere.
 
-    It then goes the way of all other messages. One that expires or was revoked leaves nothing behind: the worker's main
-    process, which asks this, carries out :func:`~.pending.discard`.
+    The worker's main process asks this. If it is False, the message arrives as any other. If it is True, or if an
+    operator has revoked the task, the message never arrives, and :func:`~.pending.discard` frees what it has.
 
     The newer messages of a pending call have the same id, and so does the run of a message that is delivered again.
     Without nodes, one that waits for them is put back when it arrives, and expires later.
