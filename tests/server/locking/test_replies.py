@@ -241,7 +241,8 @@ async def test_password_is_sent_only_to_hosts_that_may_be_the_master(flavour: Fl
             if kind == "sentinel":
                 guide = f"redis://127.0.0.1:{liar.port}"
                 node = {"SENTINELS": [guide], "SERVICE_NAME": "m", "OPTIONS": {"password": "sesame"}}
-            with override_settings(REDLOCK={"default": {"NODES": [{**node, "MASTERS": masters}]}}):
+            about = {"NODES": [{**node, "MASTERS": masters}], "OPTIONS": {"node_timeout": 5.0}}
+            with override_settings(REDLOCK={"default": about}):
                 manager = locks["default"]
 
                 error = await refused(flavour, manager)
