@@ -252,7 +252,7 @@ class Sender(Nodes):
                 return cast("SingletonResult[Any]", skipped)
 
     def _report(self, call: Call, holder: Holder, effect: str) -> None:
-        """Report that the call is a duplicate, and what becomes of it."""
+        """Report that the call is a duplicate, and what happens to it."""
         # hold_for is there to stop the ticks of a second beat: nobody needs a line about each.
         expected = call.quiet and time() - holder.since < self.rules.hold_for
         event = DUPLICATE._replace(level=logging.DEBUG) if expected else DUPLICATE

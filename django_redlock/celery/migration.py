@@ -18,8 +18,8 @@ from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
 from ..core.rules import nearest
-from ..keys.task import CallKey, TaskKey
-from ..singleton.options import SingletonOptions
+from ..keys.task import TaskKey
+from ..singleton.options import CallKey, SingletonOptions
 from ..singleton.slot import DuplicateTask
 from .dispatch import SingletonResult
 from .task import SingletonTask

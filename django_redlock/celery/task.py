@@ -31,13 +31,14 @@ from ..engine.lock import makes_coroutine, makes_generator
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
-from ..keys.task import CallKey, TaskKey, signature_of
+from ..keys.task import TaskKey, signature_of
 from ..singleton.arrival import Answer, interrupted
 from ..singleton.declaring import check_function, check_others
 from ..singleton.ending import Execution, end, note_done
 from ..singleton.handle import P
 from ..singleton.options import (
     OPTIONS,
+    CallKey,
     OnDuplicate,
     OnOverlap,
     OnUnavailable,

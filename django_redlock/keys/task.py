@@ -8,12 +8,12 @@ different types give different keys. Equal moments in different time zones, and 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import cache
-from inspect import BoundArguments, Parameter, Signature, signature
+from inspect import Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import Any
@@ -21,10 +21,8 @@ from typing import Any
 from django.db.models import Model
 
 from ..core.rules import nearest
+from ..singleton.options import CallKey
 from .text import digest, escaped, in_utc
-
-CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
-"""What distinguishes the calls of a task, as its option ``key`` says."""
 
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"

@@ -1,9 +1,21 @@
 """
-What becomes of a message that a worker has got: it runs, ends without a run, or goes back into the queue (internal).
+Decide about a message in a worker: it runs, ends without a run, or goes back into the queue (internal).
 
-:func:`arrive` decides that for a message of a broker, :func:`expire` whether one expires, :func:`enter` for a direct
-call, and :func:`occupy` for a row of Django's tasks, which nobody can put back. Read from :func:`arrive` downwards: the
-steps come in the order in which they are taken, and each returns a verdict, or None to go on.
+:func:`arrive` decides that for a message of a broker, and :func:`occupy` for a row of Django's tasks, which nobody can
+put back. Read from :func:`arrive` downwards: steps 1, 2 and 4 are taken in this order, and each returns a verdict, or
+None to go on. From any of them the message may give way to another holder (3), do without somebody that does not answer
+(5), or go back into the queue (6); it fails if the broker does not take it back.
+
+A message's ticket has the names of its locks: ``running`` is that of its run, empty if runs have none, and ``waiting``
+the one that it has held, under ``secret``, since it was sent; both may be the same lock. :class:`~.questions.Take`
+exchanges the lock of this secret for one of the run, which has a secret of its own. It also takes a free lock, if that
+of the message has ended; and it refuses every lock that another holder has, or a run of this same message. A retry is a
+message with a new secret, under which the lock of the run that sent it waits. A *trailing* ticket is that of a pending
+call; see :mod:`.pending`. A lock is *claimed* for a moment until its message was sent, and *held* when its run is over.
+
+A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
+``sightings`` to some node at least. A result is *known* if its store has answered, *final* if the task has ended, and
+*done* if it has ended without a failure, which its framework might repeat.
 """
 
 import logging
@@ -88,7 +100,7 @@ class Message:
         luck: A number from 0 to 1, drawn for this message.
         error: The class of the error about another holder.
         slot: The slot of its run, once it has that.
-        refused: Whether another holder is known to have that slot.
+        holder_known: Whether another holder is known to have that slot.
         began: Whether it belongs to a pending call, and a copy of it has begun a run.
         is_back: Whether it has gone back to the broker.
     """
@@ -108,7 +120,7 @@ class Message:
     luck: float = 0.5
     error: type[DuplicateTask] = DuplicateTask
     slot: Slot | None = None
-    refused: bool = False
+    holder_known: bool = False
     began: bool = False
     is_back: bool = False
 
@@ -217,7 +229,7 @@ Verdict = Run | Answer | Fail | Revoke | PutBack | Leave
 
 
 def arrive(message: Message) -> Steps[Verdict]:
-    """Decide what becomes of a message of a broker; when this returns, it has its slot, is back, or has none."""
+    """Decide what happens to a message of a broker; when this returns, it has its slot, is back, or has none."""
     if not message.ticket.name:  # it was sent to run without a slot
         return Run(message.run())
     verdict = yield from _decide(message)
@@ -250,25 +262,6 @@ def _decide(message: Message) -> Steps[Verdict]:
     return Run(message.run(since=(yield Now())))
 
 
-def interrupted(message: Message, stopped: bool) -> Steps[None]:
-    """
-    Leave nothing behind of a message whose process is ended, or fails, before its body could begin.
-
-    Args:
-        message: The message.
-        stopped: Whether the process is stopped, so that the message may return to the broker.
-    """
-    if message.slot:
-        yield from end(message.run(), hold=False, stopped=stopped)
-    if not (stopped and message.returns) and not message.is_back:
-        yield from _leave_nothing(message)
-
-
-def _leave_nothing(message: Message) -> Steps[None]:
-    yield from discard(message.ticket, message.rules)
-    yield from _stop_watching(message)
-
-
 # 1. Was it answered meanwhile, or must it not run a second time?
 
 
@@ -285,22 +278,40 @@ def _look_at_notes(message: Message) -> Steps[Verdict | None]:
     if message.rules.redelivery == "drop" and message.is_copy:
         (begun,) = yield Look((ticket.begins(message.retries),))
         if begun.value:
-            return (yield from _drop(message))
+            return (yield from _end_copy(message))
     return None
 
 
-def _leave_if_done(message: Message, kept: bool = False) -> Steps[Verdict | None]:
-    """End a copy of a message whose work is done; one that its worker has *kept* may be such a copy, too."""
+def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict | None]:
+    """
+    End a copy of a message whose work is done.
+
+    ====================  ==========================================  ===========================
+    a note says           and the store says                          the message
+    ====================  ==========================================  ===========================
+    it is done            the same, or nothing is stored anywhere     ends
+    it is done            nothing yet, or it does not answer          is put back
+    another one goes on   (it is not asked)                           ends
+    nothing               it is done                                  ends
+    nothing               it does not answer                          is put back, if it is a copy
+    nothing               nothing, or a failure                       goes on
+    ====================  ==========================================  ===========================
+
+    Args:
+        message: The message.
+        may_be_copy: Whether it may be one although the broker has not marked it: its worker has had it for a while, or
+            a run of it has begun.
+    """
     ticket, copy = message.ticket, message.is_copy
     done = Leave(f"{message.id} was delivered a second time, and is already done.")
-    if not (copy or ticket.tries or kept) or message.inline:
+    if not (copy or ticket.tries or may_be_copy) or message.inline:
         return None
     (note,) = yield Look((ticket.done(message.retries),))
     owner = note.owner
     if not message.stores or (owner and owner.state == GOES_ON):
         return done if owner else None
     # The store knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
-    if not (owner or copy or (kept and ticket.secret)):
+    if not (owner or copy or (may_be_copy and ticket.secret)):
         return None
     stored: Result = yield Stored(message.id)
     if stored.state is ResultState.SILENT:
@@ -313,31 +324,19 @@ def _leave_if_done(message: Message, kept: bool = False) -> Steps[Verdict | None
     return done if stored.state.done or (owner and not stored.state.known) else None
 
 
-def _await_result(message: Message) -> Steps[Verdict]:
-    """
-    Put the message back, because the work is done but its result is not stored yet.
-
-    The worker is about to store the result, or died first. If it died, the note has expired when the message comes
-    back, and the work is repeated.
-    """
-    pause = message.rules.lease
-    reason = f"{message.id} is done, but its result is not stored; it is checked again in {pause:.1f} s."
-    return (yield from _put_back(message, message.ticket, pause, reason))
-
-
 def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
     """End a message that waited for the result of another task as that one has ended."""
     if other.state is ResultState.SILENT:
         return (yield from _without_results(message, other.value))
     if other.state is ResultState.SUCCESS:
-        return (yield from _told(message, Answer(other.value)))
+        return (yield from _store_outcome(message, Answer(other.value)))
     if other.state.final:
-        return (yield from _told(message, Fail(other.value)))
+        return (yield from _store_outcome(message, Fail(other.value)))
     return None
 
 
-def _drop(message: Message) -> Steps[Verdict]:
-    """End a message that was delivered a second time and must not run again, once no run of it can be alive."""
+def _end_copy(message: Message) -> Steps[Verdict]:
+    """End a message that was delivered a second time and must not run again, once its run has no slot any more."""
     if holder := (yield from _live_run(message.ticket)):
         return (yield from _watch(message, holder))
     return (yield from _end_without_a_run(message))
@@ -361,7 +360,7 @@ def _end_without_a_run(message: Message) -> Steps[Verdict]:
     if not stored.state.final:
         log.info("%s", reason)
         with suppress(NotImplementedError):  # nobody can store it
-            return (yield from _told(message, Revoke(reason)))
+            return (yield from _store_outcome(message, Revoke(reason)))
     return Leave(reason)
 
 
@@ -380,7 +379,7 @@ def _take(message: Message) -> Steps[Verdict | None]:
     taken = yield from _take_running(message, ticket)
     if not taken:
         return None
-    holder, message.refused = _holder(message, taken), True
+    holder, message.holder_known = _holder(message, taken), True
     if not message.carried and ticket.waiting:  # the slot that waits may be its own
         (seen,) = yield Look((ticket.waiting,))
         if seen.holder.waits_as(message.id):
@@ -477,18 +476,18 @@ def _begin(message: Message) -> Steps[Verdict | Holder | None]:
     if pending.has_begun():
         # It is a copy, though the broker may not have marked it: another worker ran it, or discarded it without a run.
         message.began, message.ticket = True, replace(message.ticket, redelivered=True)
-        if verdict := (yield from _leave_if_done(message, kept=True)):
+        if verdict := (yield from _leave_if_done(message, may_be_copy=True)):
             return verdict
         if message.rules.redelivery == "drop":
-            return (yield from _drop(message))
-    if holder := (yield from _take_begun(message)):
-        message.refused = True
+            return (yield from _end_copy(message))
+    if holder := (yield from _take_for_pending(message)):
+        message.holder_known = True
         if not message.began:
             yield from keep(pending, message.lifetime)
         return holder
     try:
         yield from begin(pending, message.rules)  # from here on, no later call takes it over
-    except (LockTakenError, QuorumUnavailableError):
+    except (LockTakenError, QuorumUnavailableError):  # either makes the turn fail, as if no node had answered
         yield from end(message.run(), hold=False)
         message.slot = None
         raise
@@ -502,7 +501,7 @@ def _superseded(message: Message) -> Leave:
     return Leave(f"Another message of {message.id} has newer arguments.", newer=True)
 
 
-def _take_begun(message: Message) -> Steps[Holder | None]:
+def _take_for_pending(message: Message) -> Steps[Holder | None]:
     """Take the slot of the run of a pending call, if runs have one; return the holder that comes first."""
     ticket = message.ticket.begun
     if ticket.queue != ticket.running and not message.began:
@@ -520,7 +519,7 @@ def _take_begun(message: Message) -> Steps[Holder | None]:
     return _holder(message, taken) if taken else None
 
 
-# 3. Another task has the slot
+# 3. Another holder has the slot: another run, or an earlier delivery of this same message
 
 
 def _give_way(message: Message, holder: Holder) -> Steps[Verdict]:
@@ -541,12 +540,125 @@ def _give_way(message: Message, holder: Holder) -> Steps[Verdict]:
         what = CONSEQUENCES["drop" if message.inline and strategy in ("wait", "follow") else strategy]
         yield Report(holder, strategy, f"task {ticket.task_id} {what}")
     if how == "fail":
-        return (yield from _told(message, Fail(holder.error(message.error, ticket.name))))
+        return (yield from _store_outcome(message, Fail(holder.error(message.error, ticket.name))))
     if isinstance(how, Return):
-        return (yield from _told(message, Answer(how.value)))
+        return (yield from _store_outcome(message, Answer(how.value)))
     if how in ("wait", "follow") and not message.inline:
         return (yield from _wait(message, holder, follow=how == "follow"))
-    return (yield from _told(message, Revoke(f"Skipped: {printable(ticket.name)} is {holder}.", holder)))
+    return (yield from _store_outcome(message, Revoke(f"Skipped: {printable(ticket.name)} is {holder}.", holder)))
+
+
+# 4. It has the slot. Has anything changed since the first questions?
+
+
+def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None]:
+    """
+    Ask once more whether it is done, now that no other run can begin.
+
+    Raises:
+        LockLostError: The questions took longer than the lease.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    if message.began or not was_pending:
+        kept = yield Kept()
+        if verdict := (yield from _leave_if_done(message, may_be_copy=kept is None or kept > PREFETCHED)):
+            return verdict
+        if verdict := (yield from _leave_if_begun(message)):
+            return verdict
+    if message.slot:
+        message.slot.ensure()
+    if not was_pending:
+        yield from leave_queue(message.ticket, message.rules)
+    return None
+
+
+def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
+    """Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before."""
+    if message.rules.redelivery != "drop" or message.inline:
+        return None
+    try:
+        ttl = max(LONGEST_PAUSE, message.rules.queue_ttl)
+        yield Put(message.ticket.begins(message.retries), ttl, NOTE, ref=message.id)
+    except LockTakenError:  # this message has the slot now, so no other run of it is alive
+        return (yield from _end_without_a_run(message))
+    return None
+
+
+# 5. The nodes or the result store do not answer
+
+
+def _without_nodes(
+    message: Message, error: QuorumUnavailableError | LockLostError, taken: bool = False
+) -> Steps[Verdict]:
+    """
+    Do what ``on_unavailable`` says for a run, because the nodes do not answer.
+
+    ========  ==============================================  =======================================
+    option    before it has its slot                          after that
+    ========  ==============================================  =======================================
+    "retry"   it is put back                                  its slot waits for it, and it is put back
+    "run"     it runs without a slot, unless another holder   it runs under its slot, but is put back if
+              was known to have that                          that was lost
+    "fail"    it fails                                        its slot is free, and it fails
+    ========  ==============================================  =======================================
+
+    Of a pending call whose result is known, an older message must neither run nor fail. What cannot be put back fails.
+
+    Args:
+        message: The message.
+        error: Their error.
+        taken: Whether the message has got its slot, and they have not answered since.
+    """
+    ticket, how = message.ticket, message.rules.without_nodes("run")
+    if taken and how == "run" and isinstance(error, QuorumUnavailableError):
+        log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
+        yield from leave_queue(ticket, message.rules)
+        yield from _stop_watching(message)
+        return Run(message.run(since=(yield Now())))
+    claim = None
+    if taken:
+        run = message.run()
+        claim = (yield from give_back(run)) if how == "retry" else None
+        yield from end(run, hold=False)
+        message.slot = None
+    if how != "retry" and ticket.trailing and (yield Stored(message.id)).state.final:
+        return Leave(f"{message.id} has a result, and this message may be an older one.")
+    if how == "run" and not message.holder_known and not taken:
+        log.warning("%s runs without a slot: %s", printable(ticket.name), error)
+        return Run(message.run(in_queue=True, since=(yield Now())))
+    if how == "fail" or message.inline:
+        return Fail(error)
+    # This uses up no retry: without an answer from the nodes, the body must not run.
+    shown = None if ticket.trailing else error  # it would overwrite the result of another message of the call
+    reason = f"The lock nodes do not answer: {error}"
+    return (yield from _put_back(message, ticket, pause_after(error, ticket.tries), reason, claim, shown))
+
+
+def _without_results(message: Message, error: Exception) -> Steps[Verdict | None]:
+    """
+    Put the message back, because the result store would have to say whether it is to run.
+
+    It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs the
+    result store.
+    """
+    if message.rules.without_nodes("run") != "run" and message.ticket.tries < RESULT_TRIES:
+        return (yield from _put_off(message, error))
+    log.warning("task %s runs, though the result backend does not answer: %s", printable(message.id), error)
+    return None
+
+
+def _store_outcome(message: Message, verdict: Answer | Fail | Revoke) -> Steps[Verdict]:
+    """
+    Have the outcome of a message stored that ends without a run; put the message back if it is not stored.
+
+    Otherwise everybody would wait for ever who has its id: callers, and what comes after it. So everything is decided
+    anew when it arrives again.
+    """
+    error = yield Store(verdict)
+    return (yield from _put_off(message, error)) if error else verdict
+
+
+# 6. Back into the queue
 
 
 def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict]:
@@ -567,7 +679,7 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict]:
         if left <= 0:
             reason = f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s."
             log.info("task %s is dropped. %s", printable(ticket.task_id), reason)
-            return (yield from _told(message, Revoke(reason, holder)))
+            return (yield from _store_outcome(message, Revoke(reason, holder)))
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
     return (yield from _put_back(message, replace(ticket, waited=ticket.waited + pause), pause, reason))
 
@@ -603,103 +715,16 @@ def _stop_watching(message: Message) -> Steps[None]:
         yield Free(message.ticket.watching, message.ticket.watch)
 
 
-# 4. It has the slot. Has anything changed since the first questions?
-
-
-def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None]:
+def _await_result(message: Message) -> Steps[Verdict]:
     """
-    Ask once more whether it is done, now that no other run can begin.
+    Put the message back, because the work is done but its result is not stored yet.
 
-    Raises:
-        LockLostError: The questions took longer than the lease.
-        QuorumUnavailableError: Too few nodes answered.
+    The worker is about to store the result, or died first. If it died, the note expires sooner or later, and then the
+    work is repeated.
     """
-    if message.began or not was_pending:
-        kept = yield Kept()
-        if verdict := (yield from _leave_if_done(message, kept=kept is None or kept > PREFETCHED)):
-            return verdict
-        if verdict := (yield from _leave_if_begun(message)):
-            return verdict
-    if message.slot:
-        message.slot.ensure()
-    if not was_pending:
-        yield from leave_queue(message.ticket, message.rules)
-    return None
-
-
-def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
-    """Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before."""
-    if message.rules.redelivery != "drop" or message.inline:
-        return None
-    try:
-        ttl = max(LONGEST_PAUSE, message.rules.queue_ttl)
-        yield Put(message.ticket.begins(message.retries), ttl, NOTE, ref=message.id)
-    except LockTakenError:  # this message has the slot now, so no other run of it is alive
-        return (yield from _end_without_a_run(message))
-    return None
-
-
-# 5. Something does not answer
-
-
-def _without_nodes(
-    message: Message, error: QuorumUnavailableError | LockLostError, taken: bool = False
-) -> Steps[Verdict]:
-    """
-    Do what ``on_unavailable`` says for a run, because the nodes do not answer.
-
-    Args:
-        message: The message.
-        error: Their error.
-        taken: Whether the message has got its slot, and they have not answered since.
-    """
-    ticket, how = message.ticket, message.rules.without_nodes("run")
-    if taken and how == "run" and isinstance(error, QuorumUnavailableError):
-        log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
-        yield from leave_queue(ticket, message.rules)
-        yield from _stop_watching(message)
-        return Run(message.run(since=(yield Now())))
-    claim = None
-    if taken:
-        run = message.run()
-        claim = (yield from give_back(run)) if how == "retry" else None
-        yield from end(run, hold=False)
-        message.slot = None
-    if how != "retry" and ticket.trailing and (yield Stored(message.id)).state.final:
-        return Leave(f"{message.id} has a result, and this message may be an older one.")
-    if how == "run" and not message.refused and not taken:
-        log.warning("%s runs without a slot: %s", printable(ticket.name), error)
-        return Run(message.run(in_queue=True, since=(yield Now())))
-    if how == "fail" or message.inline:
-        return Fail(error)
-    # This uses up no retry: without an answer from the nodes, the body must not run.
-    shown = None if ticket.trailing else error  # it would overwrite the result of another message of the call
-    reason = f"The lock nodes do not answer: {error}"
-    return (yield from _put_back(message, ticket, pause_after(error, ticket.tries), reason, claim, shown))
-
-
-def _without_results(message: Message, error: Exception) -> Steps[Verdict | None]:
-    """
-    Put the message back, because the result store would have to say whether it is to run.
-
-    It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs the
-    result store.
-    """
-    if message.rules.without_nodes("run") != "run" and message.ticket.tries < RESULT_TRIES:
-        return (yield from _put_off(message, error))
-    log.warning("task %s runs, though the result backend does not answer: %s", printable(message.id), error)
-    return None
-
-
-def _told(message: Message, verdict: Answer | Fail | Revoke) -> Steps[Verdict]:
-    """
-    Have the outcome of a message stored that ends without a run; put the message back if it is not stored.
-
-    Otherwise everybody would wait for ever who has its id: callers, and what comes after it. So everything is decided
-    anew when it arrives again.
-    """
-    error = yield Store(verdict)
-    return (yield from _put_off(message, error)) if error else verdict
+    pause = message.rules.lease
+    reason = f"{message.id} is done, but its result is not stored; it is checked again in {pause:.1f} s."
+    return (yield from _put_back(message, message.ticket, pause, reason))
 
 
 def _put_off(message: Message, error: Exception) -> Steps[Verdict]:
@@ -730,12 +755,15 @@ def pause_after(error: Exception, tries: int) -> float:
     return min(LONGEST_PAUSE, FIRST_WAIT * 2.0 ** min(tries, 32))
 
 
-# Messages that expire, and calls without a message
+# Messages that end before they arrive here, and calls without a message
 
 
 def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
     """
     Return whether a message whose time has passed expires, which ends its task: not if that lives on elsewhere.
+
+    The worker's main process asks this. If it is False, the message arrives as any other. If it is True, or if an
+    operator has revoked the task, the message never arrives, and :func:`~.pending.discard` frees what it has.
 
     The newer messages of a pending call have the same id, and so does the run of a message that is delivered again.
     Without nodes, one that waits for them is put back when it arrives, and expires later.
@@ -748,6 +776,25 @@ def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
         return (yield from _live_run(ticket)) is None
     except QuorumUnavailableError:
         return rules.without_nodes("run") != "retry"
+
+
+def interrupted(message: Message, stopped: bool) -> Steps[None]:
+    """
+    Leave nothing behind of a message whose process is ended, or fails, before its body could begin.
+
+    Args:
+        message: The message.
+        stopped: Whether the process is stopped, so that the message may return to the broker.
+    """
+    if message.slot:
+        yield from end(message.run(), hold=False, stopped=stopped)
+    if not (stopped and message.returns) and not message.is_back:
+        yield from _leave_nothing(message)
+
+
+def _leave_nothing(message: Message) -> Steps[None]:
+    yield from discard(message.ticket, message.rules)
+    yield from _stop_watching(message)
 
 
 def enter(message: Message) -> Steps[Run | Fail]:

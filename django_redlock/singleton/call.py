@@ -1,5 +1,5 @@
 """
-What a call does: it takes the slot and sends a message, or it is a duplicate (internal).
+Decide about a call: it takes the slot and sends a message, or it is a duplicate (internal).
 
 :func:`send` is for a call that Celery can still refuse, :func:`send_owned` for one whose id others know already, and
 :func:`store` for a row, whose id is known only when it is stored.
@@ -71,7 +71,7 @@ class Sent(NamedTuple):
     Args:
         answer: What the framework returned.
         holder: The holder of which the call is a duplicate, and after which it runs; None if it is no duplicate.
-        effect: What becomes of it, for people.
+        effect: What happens to it, for people.
         unanswered: Why it was sent without a slot; None if it has one, or needs none.
     """
 
@@ -88,7 +88,7 @@ class Joined(NamedTuple):
     Args:
         task_id: That task.
         holder: The holder of which the call is a duplicate.
-        effect: What becomes of it, for people.
+        effect: What happens to it, for people.
         result: The stored result of that task, where it was looked for.
     """
 

@@ -1,5 +1,5 @@
 """
-What a run leaves behind: its slot free, held, or with the message that continues the work; and a note (internal).
+Decide what a run leaves behind: its slot free, held, or with the message that continues the work (internal).
 
 Runs also end without a word, because their process is killed. Then another process decides what they leave behind:
 :func:`free_dead` and :func:`shorten`.
@@ -19,7 +19,7 @@ from .questions import Free, HandOver, KeepHeld, Look, NoteLength, Now, Put, Rel
 from .slot import CLAIM, SlotState
 from .ticket import Ticket
 
-KILL_TIME = 3.0  # seconds after which a process that was told to die is certainly dead: TERM, 0.1 s, KILL
+KILL_TIME = 3.0  # seconds until a process that gets TERM, and KILL 0.1 s later, is certainly dead
 
 MOMENT = 30.0  # seconds after which a lock ends that is taken for a moment, if its release is lost
 

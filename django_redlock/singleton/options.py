@@ -1,14 +1,15 @@
 """The options of a singleton task, checked when they are given (internal)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from inspect import BoundArguments
+from typing import Any, Literal, TypedDict, get_args
 
 from ..core.rules import DEFAULT_ALIAS, Rules, check_switch, nearest, number, optional_seconds, seconds
 from .ticket import LIFETIME, RUNNING, SCOPES, WAITING
 
-if TYPE_CHECKING:
-    from ..keys.task import CallKey
+CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
+"""What distinguishes the calls of a task, as its option ``key`` says."""
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
 OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]
@@ -90,7 +91,7 @@ class SingletonOptions:
         TypeError: A value has the wrong type.
     """
 
-    key: "CallKey" = None
+    key: CallKey = None
     scope: Scope = "until_executed"
     on_duplicate: OnDuplicate = "join"
     on_overlap: OnOverlap = None

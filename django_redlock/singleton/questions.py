@@ -1,9 +1,9 @@
 """
-What a decision about a slot may ask, and how it may end (internal).
+The questions of a decision about a slot, and the answers (internal).
 
 The decisions in :mod:`.call`, :mod:`.arrival`, :mod:`.pending` and :mod:`.ending` are generators. Each yields questions
 and gets the answers, and returns what it has decided. None of them has a clock, a network or a thread. So one table of
-tests can say what becomes of each message, and Celery, Django's tasks and a simulation carry out the same decisions.
+tests can say what happens to each message, and Celery, Django's tasks and a simulation carry out the same decisions.
 
 :class:`~.driver.Nodes` answers what concerns the lock nodes. ``celery/`` and ``tasks/`` answer the rest. A question
 that has no answer raises in the decision: ``QuorumUnavailableError`` if too few nodes answered, ``LockTakenError`` if

@@ -17,11 +17,10 @@ from django.utils.module_loading import import_string
 
 from ..engine.lease import Lease
 from ..handler import locks
-from ..keys.task import CallKey
 from ..singleton.arrival import cancel
 from ..singleton.declaring import check_function, check_others
 from ..singleton.handle import Slots
-from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions
+from ..singleton.options import OPTIONS, CallKey, OnUnavailable, Scope, SingletonOptions
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket
 from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, stored_here

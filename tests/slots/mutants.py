@@ -73,7 +73,7 @@ def shared_token(right: Any) -> Any:
 
 
 def not_waiting(right: Any) -> Any:
-    return lambda message, holder, follow: arrival._told(message, arrival.Revoke("Skipped."))
+    return lambda message, holder, follow: arrival._store_outcome(message, arrival.Revoke("Skipped."))
 
 
 def accepted(right: Any) -> Any:
@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         "hold_for does not hold",
         ("rerun held",),
-        (arrival, "_take_begun"),
+        (arrival, "_take_for_pending"),
         decides(None),
     ),
     Mutant(

@@ -51,7 +51,7 @@ class Message(Situation):
         body: What the body does, or the error that it raises; or the place before the body, and the error.
         event: What happens to the message in the worker's main process; otherwise a child runs it.
         times: How often it is put back first, while everything stays as it is.
-        does: What becomes of it then. It ``runs``; is ``put back``, ``returned`` to the broker, or ``dropped`` because
+        does: The outcome then. It ``runs``; is ``put back``, ``returned`` to the broker, or ``dropped`` because
             there is nothing to do or tell; or it ends without a run: ``revoked``, ``fails``, ``answered`` with a value.
         holder: Who has the slot then.
         other: Who has the slot of other arguments.
@@ -198,7 +198,7 @@ RAISES_THEN = {"on_unavailable": {"enqueue": "raise"}}
 HOLDS = {"hold_for": 60}
 RETRIES = {"autoretry_for": (OSError,), "default_retry_delay": 100, "retry_backoff": False}
 
-# What becomes of a message
+# Messages
 WAITS = {"does": "put back", "holder": "another running"}
 REVOKED = {"does": "revoked", "told": "REVOKED", "runs": 0}
 FAILS = {"does": "fails", "told": "FAILURE", "runs": 0}
@@ -226,7 +226,7 @@ ASKS = [  # messages about which a worker asks the nodes once more when it has t
     {"options": REPLACE},
 ]
 
-# What becomes of a call
+# Calls
 SENT = {"has_slot": True, "ran": "second"}
 UNSLOTTED = {"ran": "second"}
 AFTER = {"answer": "sent, to run after", "has_slot": True, "ran": "first second"}

@@ -172,7 +172,7 @@ def let_happen_before(stage: Stage) -> None:
 
 
 def arrive(stage: Stage) -> dict[str, Any]:
-    """Let a worker have the message, and return what becomes of it."""
+    """Let a worker have the message, and return the outcome."""
     case, worker = stage.case, stage.worker
     told, ran = stage.state(), worker.ids.count(stage.id)
     waiting, returned = len(worker.headers), len(worker.returned)

@@ -1,4 +1,4 @@
-"""What becomes of a message, decided from facts: no worker, no broker and no node takes part."""
+"""The decisions about messages, made from facts: no worker, no broker and no node takes part."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a call does, decided from facts: no caller, no broker and no node takes part."""
+"""The decisions about calls, made from facts: no caller, no broker and no node takes part."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -310,7 +310,7 @@ QUEUES = replace(TICKET, scope="until_and_while_executing")
 def test_call_whose_id_is_known_is_always_sent(
     ticket: Ticket, run: Any, retries: int, locks: Any, has_slot: bool
 ) -> None:
-    """It has the slot if it continues a run, or nobody else has that; a worker decides what becomes of it."""
+    """It has the slot if it continues a run, or nobody else has that; a worker decides about it."""
     facts, run = Facts(dict(locks)), run and replace(run)
 
     verdict = facts.decide(send_owned(Call("shop.sync", ticket, SingletonOptions(), 60.0), run, retries))

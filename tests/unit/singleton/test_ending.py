@@ -1,4 +1,4 @@
-"""What runs and messages leave behind, decided from facts."""
+"""The decisions about what runs and messages leave behind, made from facts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,7 +171,7 @@ ENDS: list[tuple[str, Callable[[], Any], Any, Any]] = [
         {NAME: ("", "other")},
     ),
     ("a row is put back", lambda: requeue(TICKET, RULES), FREE, STILL_WAITS),
-    ("a row is put back, of which any number may wait", lambda: requeue(queued("while_executing"), RULES), FREE, FREE),
+    ("a row is put back, and any number may wait", lambda: requeue(queued("while_executing"), RULES), FREE, FREE),
     ("a message ends", lambda: discard(TICKET, RULES), WAITS, FREE),
     ("a pending call ends", lambda: discard(PENDING, RULES), RECORD, {"began:mine": (NOTE, "mine")}),
     (

@@ -17,8 +17,6 @@ from tests.unit.celery.slots import set_down
 
 from .outcomes import TABLE, Call, Row
 
-KEPT = task_backends["kept"]
-
 
 class Stage:
     """A task, its rows, and a worker that has a row when the test says so."""
@@ -50,12 +48,12 @@ class Stage:
         return result
 
     def purge(self) -> None:
-        KEPT.clear()
+        task_backends["kept"].clear()
         self.rows.clear()
 
     def run(self, row: Any) -> None:
         """Have a worker run a row, which the backend keeps apart from the result of the call."""
-        task_backends["default"]._execute_task(KEPT.get_result(row.id))
+        task_backends["default"]._execute_task(task_backends["kept"].get_result(row.id))
 
     def holder(self, row: Any) -> str:
         """Return who has the slot."""
@@ -74,7 +72,7 @@ class Stage:
 def stage(case: Any) -> Iterator[Stage]:
     with Simulation(nodes=3, check=False, node_timeout=0.1) as simulation:
         yield Stage(simulation, case)
-    KEPT.clear()
+    task_backends["kept"].clear()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -170,7 +168,9 @@ def test_row(stage: Stage, case: Row) -> None:
     set_down(nodes, False)
     stage.simulation.advance(1.0)
 
-    errors = [error.exception_class_path.rpartition(".")[2] for error in KEPT.get_result(row.id).errors]
+    errors = [
+        error.exception_class_path.rpartition(".")[2] for error in task_backends["kept"].get_result(row.id).errors
+    ]
     does = "runs" if stage.ran else (errors or [""])[0]
     assert does == case.does
     assert case.during is None or "".join(seen) == case.during
