@@ -218,15 +218,15 @@ class Attempt:
             number,
             wanted.ttl if wanted.once else rules.fence_keep,
             rules.ahead,
-            adopt=wanted.adopt,
             waiter=self._waiter,
             stamp=stamp,
-            barge=wanted.barge,
-            shared=wanted.shared,
-            queue=self._queue,
-            strict=wanted.strict,
-            common=common_value(wanted.limit) if self._queue else "",
         )
+        if self._queue:
+            request = request._replace(queue=self._queue, common=common_value(wanted.limit))
+        if wanted.shared or wanted.barge:
+            request = request._replace(shared=wanted.shared, barge=wanted.barge)
+        if wanted.adopt or wanted.strict:
+            request = request._replace(adopt=wanted.adopt, strict=wanted.strict)
         nodes: Iterable[int] = range(rules.nodes)
         if self.skipped:  # silent before, and waiting for them again would lengthen the contest by a timeout
             nodes = set(nodes).difference(self.skipped)

@@ -306,9 +306,8 @@ class Round:
 
     # The replies
 
-    @property
     def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
+        """Return whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
         return not (self.timeout or self.unattended)
 
     @property

@@ -66,7 +66,7 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=round.in_full)
+        self.link.send(request, packed, in_full=round.in_full())
 
     def greet(self, round: Round, now: float) -> None:
         """Ask the node to describe itself again, in front of its request of a round."""

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from functools import partial, wraps
 from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 from weakref import WeakSet
 
 from ..core.names import named
@@ -68,14 +68,6 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, attribute: str) -> Any:
-            text = f"'Lock' object has no attribute {attribute!r}"
-            if not attribute.startswith("_") and hasattr(Lease, attribute):
-                text += f"; a lease has it: write 'lease = lock({self.name!r}).acquire()' first"
-            raise AttributeError(text, name=attribute, obj=self)
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lock cannot be pickled or copied; pass its name, and write lock(name) where it is needed.")
@@ -325,6 +317,28 @@ if TYPE_CHECKING:
 
         def __call__(self, function: Any) -> Any:
             """Decorate a function."""
+
+
+class OfLease:
+    """
+    An attribute of a lease, which a lock does not have: the error says where to find it.
+
+    ``__getattr__`` would say the same, and slow down the look-up of each attribute that a lock has.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, lock: Any, owner: type) -> NoReturn:
+        text = f"'Lock' object has no attribute {self._name!r}"
+        if lock is not None:
+            text += f"; a lease has it: write 'lease = lock({lock.name!r}).acquire()' first"
+        raise AttributeError(text, name=self._name, obj=lock)
+
+
+for _attribute in dir(Lease):
+    if not (_attribute.startswith("_") or hasattr(Lock, _attribute)):
+        setattr(Lock, _attribute, OfLease(_attribute))
 
 
 decorators: WeakSet[Lock] = WeakSet()

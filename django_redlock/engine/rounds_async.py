@@ -299,7 +299,7 @@ class AsyncGather:
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full)
+            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full())
         except LinkError as error:
             line.in_flight -= 1
             poll.receive(node, error.reply())
