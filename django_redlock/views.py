@@ -549,7 +549,7 @@ class Guard:
         Raises:
             BadRequest: The client left out a value that the key needs, or sent one that no lock's name can have.
             ImproperlyConfigured: The key has no value for another reason.
-            Exception: What the framework of the view has in place of BadRequest.
+            Exception: The framework's own error in place of BadRequest.
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
         bound = self._signature.bind_partial(request, *args, **kwargs)

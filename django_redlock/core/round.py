@@ -368,7 +368,7 @@ class Round:
         }
 
     def reread(self, read: Callable[[Reply], Reply]) -> None:
-        """Replace each reply by what *read* makes of it."""
+        """Replace each reply by the one that *read* returns for it."""
         self.replies = {node: read(reply) for node, reply in self.replies.items()}
 
     @property

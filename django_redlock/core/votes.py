@@ -26,12 +26,12 @@ def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:
 
 
 def is_quorum(votes: int, needed: int) -> bool:
-    """Return whether so many votes decide."""
+    """Return whether this number of votes decides."""
     return votes >= needed
 
 
 def prevents_quorum(lost: int, rules: Rules) -> bool:
-    """Return whether the other nodes are no quorum when so many are *lost*: silent, or against it."""
+    """Return whether the other nodes are no quorum when *lost* nodes are silent, or against it."""
     return lost > rules.spare
 
 
@@ -72,7 +72,7 @@ def release_outcome(replies: Mapping[int, Reply], rules: Rules) -> Outcome:
 
 
 def is_gone(replies: Mapping[int, Reply], rules: Rules) -> bool:
-    """Return whether the replies to a release show that its hold is over: the silent nodes cannot be a quorum."""
+    """Return whether the replies to a release show that its hold has ended: the silent nodes cannot be a quorum."""
     return is_quorum(count(replies, Kind.RELEASED, Kind.GONE, Kind.BUSY), rules.needed)
 
 

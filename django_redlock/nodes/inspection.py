@@ -81,7 +81,7 @@ class Inspection:
         mode: The mode in which the node's server must run.
         age: How many seconds the server has served these locks; None if it does not report that.
         facts: What a node of another kind reports about itself, for the checks of that kind.
-        checks: What only this kind of node can have wrong; each gets the inspection and the rules of the alias.
+        checks: Checks of settings that only this kind of node has; each gets the inspection and the rules of the alias.
     """
 
     name: str

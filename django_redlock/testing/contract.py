@@ -241,7 +241,7 @@ class NodeContract:
             assert comparable(reply) == comparable(reference.execute(request)), request
 
     def test_store_outlives_a_link(self, open_nodes: OpenNodes) -> None:
-        """What is held is held for every link, until its time is over."""
+        """A lock is held for every link, until its lease ends."""
         first, second = acquire("a"), acquire("b")
         with closing(open_nodes(1)[0].connect(PATIENT)) as link:
             assert ask(link, first).kind is Kind.ACCEPTED

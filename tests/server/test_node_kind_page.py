@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_it_comes_in_by_the_setting(path: Path):
-    """Its locks are in the file, and outlive the connections of a process; a mistake is told as it says."""
+    """Its locks are in the file, and outlive the connections of a process; the error about a mistake is the page's."""
     assert [message.id for message in check_settings()] == ["redlock.W001"]
     lease = lock("a", wait=0).acquire()
     locks.reset()

@@ -58,7 +58,7 @@ class BoundedSocket(socket.socket):
         return size
 
     def _begin(self) -> None:
-        # What has arrived is read even if this thread had no turn until now.
+        # Bytes that have arrived are read even if this thread had no turn until now.
         if (left := self.until - steady()) <= 0:
             self._last_reads -= 1
         if self._last_reads < 0:

@@ -13,7 +13,7 @@ from tests.managers import KINDS, Asyncio, Flavour, Manager, Virtual, held_by, o
 
 
 class TestEveryKind(NodeContract):
-    """What every kind of node must do, also one that somebody else has written."""
+    """The contract of every kind of node, also of one that somebody else has written."""
 
     @pytest.fixture(params=KINDS)
     def open_nodes(self, request: pytest.FixtureRequest) -> OpenNodes:

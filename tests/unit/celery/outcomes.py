@@ -129,7 +129,7 @@ class Shown:
 
 
 class Foreign:
-    """What neither a key nor a message can have."""
+    """An argument that neither a key nor a message can have."""
 
     def __repr__(self) -> str:
         return "Foreign()"

@@ -45,7 +45,7 @@ def test_bytes_that_come_after_the_time(ends: tuple[BoundedSocket, socket.socket
 
 
 def test_member_that_sends_nothing(ends: tuple[BoundedSocket, socket.socket]):
-    """A read waits until the time is over, and no longer."""
+    """A read waits until its time has passed, and no longer."""
     client, _ = ends
     client.allow(100_000, 0.01)
 
