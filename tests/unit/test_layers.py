@@ -319,7 +319,7 @@ def test_engine_enters_no_lock_through_python_code():
 # The decisions about singletons. They may log, as the core may not.
 DECISIONS = {
     f"singleton/{name}.py"
-    for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")
+    for name in ("ticket", "slot", "line", "questions", "options", "call", "arrival", "pending", "ending")
 }
 NOT_IN_DECISIONS = NOT_IN_CORE - {"logging"}
 
