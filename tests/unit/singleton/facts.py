@@ -1,15 +1,17 @@
 """What decisions about slots ask, answered from facts: no node, no broker, no clock."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django_redlock.core.names import SECRET_SIZE, Owner, encode
 from django_redlock.core.protocol import Outcome
 from django_redlock.exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.singleton import questions as ask
+from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
+from django_redlock.singleton.ticket import Ticket
 
 ENDLESS = 200  # questions after which a decision is taken for one that never ends
 
@@ -194,3 +196,48 @@ class Facts:
 
 
 RUNNING, QUEUED, CLAIMED, HELD = "", *(str(state) for state in (SlotState.QUEUED, SlotState.CLAIMED, SlotState.HELD))
+NAME, NEXT, OWN, RUN = "task:shop.sync:shop_id=7", "next:task:shop.sync:shop_id=7", secret("a"), secret("e")
+TICKET = Ticket(NAME, "default", "mine", OWN)
+SERIAL, QUEUE, BOTH = (
+    {"scope": scope} for scope in ("while_executing", "until_executing", "until_and_while_executing")
+)
+
+
+def by(task_id: str, state: str = RUNNING, *, name: str = NAME, own: str = "b", **more: Any) -> dict[str, Seen]:
+    """Return a lock that a task has."""
+    return {name: held(task_id, state, secret=secret(own), **more)}
+
+
+class Case:
+    """
+    One situation.
+
+    Args:
+        what: In words.
+        expected: What is decided about it.
+        about: What is not as usual, as ``scene`` takes it.
+    """
+
+    def __init__(self, what: str, *expected: Any, **about: Any) -> None:
+        self.what, self.expected, self.about = what, expected, about
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def scene(kind: Any, /, **about: Any) -> tuple[Any, Facts]:
+    """
+    Return a message, a call, a row or a run, and the facts around it.
+
+    Args:
+        kind: Its class.
+        about: What is not as usual: fields of ``Facts``, of the options, of the class, and of the ticket.
+    """
+    parts = []
+    for owner in (Facts, SingletonOptions, kind):
+        names = {each.name for each in fields(owner)}
+        parts.append({name: about.pop(name) for name in names & about.keys()})
+    facts, options, own = parts
+    rules = SingletonOptions(**options)
+    ticket = replace(own.pop("ticket", TICKET), scope=rules.scope, **about)
+    return kind(ticket=ticket, rules=rules, **own), Facts(**facts)
