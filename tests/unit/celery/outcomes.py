@@ -48,7 +48,7 @@ class Message(Situation):
             then down`` if they fall silent when they have refused the slot.
         backend: Which of ``reads`` and ``writes`` of the result backend fail.
         broker: Whether it ``refuses`` messages.
-        body: What the body does, or the error that it raises; or the place before the body, and the error.
+        body: What the body does, or the error that it raises; or the place before the body, and the error there.
         event: What happens to the message in the worker's main process; otherwise a child runs it.
         times: How often it is put back first, while everything stays as it is.
         does: The outcome then. It ``runs``; is ``put back``, ``returned`` to the broker, or ``dropped`` because
@@ -135,6 +135,16 @@ class Foreign:
         return "Foreign()"
 
 
+class BrokenKey:
+    """A function that makes no key."""
+
+    def __call__(self, call: Any) -> str:
+        return str(call.arguments["nothing"])
+
+    def __repr__(self) -> str:
+        return "BrokenKey()"
+
+
 class Limit(BaseException):
     """A limit or a kill that arrives as gevent's do."""
 
@@ -196,6 +206,7 @@ ONCE, QUEUED, SERIAL, BOTH = (
 RUNS_ANYWAY, FAILS_THEN = {"on_unavailable": {"run": "run"}}, {"on_unavailable": {"run": "fail"}}
 RAISES_THEN = {"on_unavailable": {"enqueue": "raise"}}
 HOLDS = {"hold_for": 60}
+STARTED = {"track_started": True}
 RETRIES = {"autoretry_for": (OSError,), "default_retry_delay": 100, "retry_backoff": False}
 
 # Messages
@@ -216,7 +227,7 @@ TAKEN = [
     {"slot": "no task", "holder": "another held"},
     {"slot": "held", "holder": "another held", "options": HOLDS},
 ]
-BY_NAME = {"by": "name"}
+BY_NAME, FREELY, IN_HEADERS = {"by": "name"}, {"singleton": False}, {"headers": {"headers": {"colour": "red"}}}
 STOPS = [SystemExit(-15), WorkerShutdown(), WorkerTerminate()]
 BEFORE = ("before_start", "task_prerun", "on_task_init")
 ASKS = [  # messages about which a worker asks the nodes once more when it has their slot
@@ -260,6 +271,8 @@ EVENTS = {
         *messages(options=[SERIAL, SERIAL | HOLDS], body="retries", runs=2),
         *messages(options=RETRIES, body=OSError(), holder="own queued", runs=2),
         *messages(body="replaces itself", holder="own queued", runs=2),
+        *messages(body=["retries", "replaces itself"], sent=IN_HEADERS, holder="own queued", runs=2),
+        *messages(body="is overtaken by its retry", runs=2),
         *messages(body="retries", broker="refuses", told="PENDING"),
     ],
     "`retry()` that names other arguments": [
@@ -272,6 +285,7 @@ EVENTS = {
     "Wrong or unserialisable arguments, broker not reachable": [
         *calls(args=[(), (Foreign(),)], answer="TypeError", told="", ran=""),
         *calls(args=(7, Foreign()), answer="EncodeError", told="", ran=""),
+        *calls(options={"key": BrokenKey()}, answer="KeyError", told="", ran=""),
         *calls(options=ANY, broker="refuses", answer="OperationalError", told="", ran=""),
     ],
     "Rolled-back transaction, with `delay_on_commit`": [
@@ -382,14 +396,17 @@ FAULTS = {
         *calls(options=[ONCE, QUEUED, SERIAL, BOTH, SKIP, RAISE, RERUN], holder="claimed", ran="second another"),
     ],
     "The broker does not accept the message": calls(
-        nodes=["up", "one down"], broker="refuses", answer="OperationalError", told="", ran=""
+        nodes=["up", "one down", "down"], broker="refuses", answer="OperationalError", told="", ran=""
     ),
     "The result backend is away or slow before a run": [
         *messages(options=[PLAIN, LATE, REPLACE], backend="reads"),
-        *messages(options=LATE | IGNORES, comes="again", backend="reads", told="PENDING"),
+        *messages(options=[LATE | IGNORES, DROPS | IGNORES], comes="again", backend="reads", told="PENDING"),
+        *messages(options=LATE | IGNORES, comes="late", backend="reads", told="PENDING"),
+        *messages(FAILS, options=LATE, comes="again", body=("result backend", SoftTimeLimitExceeded())),
         *messages({"options": LATE}, options=[PLAIN, RERUN], comes="again", backend="reads", times=10),
         *messages({"options": LATE | RUNS_ANYWAY}, options=[PLAIN, REPLACE], comes="again", backend="reads"),
-        *messages(options={"track_started": True}, backend="writes", told="PENDING"),
+        *messages(options=STARTED, backend="writes", told="PENDING"),
+        *messages(options=STARTED, body="sees that it is STARTED"),
     ],
     "The result backend is away or full when a message is to end without a run, or "
     '`on_overlap="follow"` needs the other result': [
@@ -398,6 +415,7 @@ FAULTS = {
         *messages(FOR_LONG, options=FAIL, backend="writes", told="FAILURE"),
         *messages(FOR_LONG, options=ANSWER, backend="writes"),
         *messages(WAITS, options=FOLLOW, slot="another run", backend="reads", runs=0),
+        *messages(WAITS, options=FOLLOW | IGNORES, slot="another run", backend="reads", told="PENDING"),
         *messages(STOPPED, backend="reads writes", times=15, does="put back", told="REVOKED"),
     ],
     "The result backend is away after the body has run": [
@@ -423,6 +441,7 @@ FAULTS = {
             runs=2,
         ),
         *messages(options=LATE, body=Reject(requeue=True), runs=2),
+        *messages(options=LATE, body="dies before it sends a retry", holder="own claimed", runs=2),
         *messages(REVOKED, STOPPED, runs=1),
         *messages(options=DROPS, before=["was killed", "waited too long"], comes="again"),
     ],
@@ -443,13 +462,16 @@ OVERLAPS = {
         *messages(REVOKED, TAKEN, options=BRIEFLY),
         *messages(REVOKED, options=BOTH | BRIEFLY, slot="own beside another run", holder="another running"),
         *messages(REVOKED, options=WAIT | {"wait_for": 1}, slot="no task", times=1, holder="another held"),
-        *messages(WAITS, options=WAIT, sent={"expires": 100}, slot="another run"),
+        *messages(WAITS, options=WAIT, sent=[{"expires": 100}, {"ignore_result": False}], slot="another run"),
+        *messages(WAITS, options=WAIT, sent={"ignore_result": True}, slot="another run", told="PENDING"),
     ],
     '`"drop"`': [
         *messages(REVOKED, TAKEN, sent=[{}, BY_NAME]),
         *messages(REVOKED, options=QUEUED, slot="another message", holder="another queued"),
         *messages(REVOKED, options=BOTH | DROP, slot="own beside another run", holder="another running"),
         *messages(options=QUEUED, slot="another run"),
+        *messages(slot="another run", sent=FREELY, holder="another running"),
+        *messages(slot="another run", sent=FREELY, body="retries", holder="another running", runs=2),
         *messages(LOST, options=IGNORES, slot="another run", holder="another running"),
         *messages(options=DROP, before=["waited too long", "was never confirmed"]),
         *messages(options=[ONCE, QUEUED, BOTH], slot="nobody", sent=[{}, BY_NAME]),
@@ -510,6 +532,7 @@ UNAVAILABLE = {
     ],
     '`"run"`: `"retry"` (default)': [
         *messages(BACK, options=[ONCE, BOTH, LATE, RERUN, REPLACE], nodes="down", times=7),
+        *messages(BACK, options={"max_retries": 0}, nodes="down", times=7),
         *messages(options=SERIAL, nodes="down", does="put back"),
         *messages(nodes="restarted", does="put back"),
     ],

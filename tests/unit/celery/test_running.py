@@ -1,14 +1,12 @@
 """A worker and a message."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 from celery import chain
 
-from django_redlock import LockLostError, QuorumUnavailableError, locks
+from django_redlock import LockLostError, locks
 from django_redlock.celery import DuplicateTask
 
-from .slots import NAME, names, put_back, set_down, taken, ticket_in
+from .slots import NAME, names, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -52,51 +50,6 @@ def test_direct_calls_can_be_locked(make, worker):
     assert task.singleton.lease is None
 
 
-def test_direct_call_without_nodes(make, memory_nodes):
-    """Without an answer a direct call runs only if ``on_unavailable`` says so."""
-    set_down(memory_nodes)
-
-    assert make(lock_direct_calls=True, on_unavailable={"run": "run"})(7) == 7
-    with pytest.raises(QuorumUnavailableError):
-        make(lock_direct_calls=True, name="shop.other")(7)
-
-
-@pytest.mark.parametrize("options", [{}, {"hold_for": 100}], ids=["retry", "hold_for"])
-def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, options):
-    """The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later."""
-    leases = []
-
-    def body(self, shop_id):
-        leases.append(self.singleton.lease)
-        if not options:
-            self.retry(countdown=100)
-
-    make(body, **options).delay(7)
-    worker.run()
-
-    assert (leases[0].reason, leases[0].valid()) == ("released", False)
-    assert taken()
-
-
-def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
-    """A retry that another worker picks up at once runs, and the end of the first attempt does not free its slot."""
-    seen = []
-
-    def body(self, shop_id):
-        if self.request.retries:
-            seen.append(("second", taken()))
-            return
-        self.retry(countdown=0, throw=False)
-        seen.append(worker.run())
-        seen.append(self.singleton.lease)
-
-    make(body).delay(7)
-    assert worker.run() == "SUCCESS"
-
-    assert seen == [("second", True), "SUCCESS", None]
-    assert not taken()
-
-
 @pytest.mark.parametrize("again", ["retry", "autoretry", "replace"])
 def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     """A call is the one that was made, also if its body changes a list or dict in place before a retry."""
@@ -119,76 +72,6 @@ def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     assert task.delay([7]).id == first.id
     assert worker.run_all() == ["SUCCESS"]
     assert names() == set()
-
-
-def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
-    """A retry is sent also if somebody else has the slot by now, and leaves that one alone."""
-
-    def body(self, shop_id):
-        for node in memory_nodes:
-            node.store.reset()
-        self.delay(7)
-        raise self.retry(countdown=0)
-
-    task = make(body)
-    first = task.delay(7)
-    worker.run()
-
-    other, retry = worker.headers
-    assert (retry["id"], ticket_in(retry).secret) == (first.id, "")
-    assert ticket_in(other).secret
-    assert taken()
-
-
-@pytest.mark.parametrize(("goes_on", "colour"), [("retry", "red"), ("replace", None)])
-def test_work_that_goes_on_keeps_its_slot(make, worker, goes_on, colour):
-    """A retry, and a task that replaces itself, has the slot, also if the caller uses headers within headers."""
-
-    def body(self, shop_id):
-        if len(worker.ids) == 1:
-            raise self.retry(countdown=0) if goes_on == "retry" else self.replace(self.s(7))
-        return (self.request.headers or {}).get("colour")
-
-    task = make(body)
-    result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
-    worker.run()
-
-    assert task.delay(7).id == result.id
-    assert worker.run() == "SUCCESS"
-    assert result.get(timeout=1) == colour
-    assert not taken()
-
-
-def test_nodes_down_at_start(make, worker, memory_nodes):
-    """Without an answer from the nodes the message goes back, uses up no retry, and pauses for a minute at most."""
-    task = make(max_retries=0)
-    result = task.delay(7)
-    set_down(memory_nodes, True)
-
-    assert worker.run() == worker.run() == "RETRY"
-    assert worker.retries == []
-    assert result.state == "RETRY"
-    ticket = ticket_in(worker.headers[0])
-    assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
-    message = worker.take()
-    put_back(message.headers, tries=5000)
-    assert worker.run(message) == "RETRY"
-    assert datetime.fromisoformat(worker.headers[0]["eta"]) - datetime.now(UTC) < timedelta(seconds=70)
-    set_down(memory_nodes, False)
-    assert worker.run() == "SUCCESS"
-    assert worker.retries == [0]
-    assert not taken()
-
-
-def test_run_without_a_slot_is_logged(make, worker, memory_nodes, caplog):
-    """``on_unavailable`` may say that the body runs. An eager call has no queue to go back to, and fails."""
-    make(on_unavailable={"run": "run"}).delay(7)
-    set_down(memory_nodes)
-
-    assert worker.run() == "SUCCESS"
-    assert "runs without a slot" in caplog.text
-    with pytest.raises(QuorumUnavailableError):
-        make(name="shop.eager").apply((7,), throw=True)
 
 
 def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):

@@ -68,21 +68,6 @@ def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, memory_
 
 
 @pytest.mark.server
-def test_process_waits_a_bounded_time(serial, other, worker):
-    """If the other run turns out to be long, the message is put back, and the process goes on with other keys."""
-    call, states = serial.delay(7), []
-
-    running = threading.Thread(target=lambda: states.append(worker.run()))
-    running.start()
-    running.join(20)
-    in_time = [*states]
-    other.release()
-    running.join()
-
-    assert (in_time, call.state, len(worker.headers)) == (["IGNORED"], "PENDING", 1)
-
-
-@pytest.mark.server
 def test_one_process_waits_and_others_go_on(serial, other, worker):
     """A process puts the message back at once if another one waits for the slot, so that other keys are served."""
     serial.delay(7)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery.beat import Scheduler
-from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
 from celery.signals import beat_init
 from django.core.management import CommandError, call_command
@@ -84,35 +83,7 @@ def test_message_keeps_what_its_caller_was_promised(make, worker, app):
     assert set(worker.ids) == set(accepted)
 
 
-def test_message_that_waits_keeps_its_expiry_and_what_it_hides(make, worker):
-    """A message that was put back expires when it would have, and shows the text that stands in for its arguments."""
-    task = make(on_overlap="wait")
-    with locks["default"].lock(NAME):
-        task.apply_async((7,), {"since": "PASSWORD"}, task_id="second", expires=100, kwargsrepr="HIDDEN")
-        before = worker.headers[0]["expires"]
-        worker.run()
-
-    assert (worker.headers[0]["expires"], worker.headers[0]["kwargsrepr"]) == (before, "HIDDEN")
-
-
 # By the call, and all of them
-
-
-def test_call_without_a_slot(make, worker):
-    """``singleton=False`` sends and runs a call whoever has the slot, and leaves that alone, also over a retry."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        seen.append((self.request.retries, self.singleton.lease, names()))
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-
-    task = make(body)
-    task.apply_async((7,), singleton=False)
-
-    with locks["default"].lock(NAME):
-        assert worker.run_all() == ["RETRY", "SUCCESS"]
-    assert seen == [(0, None, {NAME}), (1, None, {NAME})]
 
 
 def test_options_of_one_call(make, worker):
@@ -323,26 +294,6 @@ def test_stolen_slot_is_told(make, worker, told, caplog):
     assert [event for event, _ in errors_in(caplog)] == ["singleton_stolen"]
 
 
-def test_early_release(make, worker):
-    """A body can give its slot up before its end; if it has lost it by then, it is not told that it had it."""
-    seen = []
-
-    def body(self, shop_id):
-        seen.extend([self.singleton.remaining > 0, self.singleton.release(), names(), self.singleton.lease])
-
-    def losing(self, shop_id):
-        self.singleton.release(shop_id, since=None, force=True)
-        with locks["default"].lock("task:shop.losing:shop_id=7"):
-            seen.append(self.singleton.release())
-
-    make(body).delay(7)
-    worker.run()
-    make(losing, name="shop.losing").delay(7)
-    worker.run()
-
-    assert seen == [True, "released", set(), None, "taken"]
-
-
 # By hand
 
 
@@ -462,28 +413,6 @@ def test_eager_duplicate(make, app):
     assert (skipped.state, skipped.result, skipped.get()) == ("IGNORED", None, None)
     assert (skipped.duplicate, skipped.accepted, skipped.reason, skipped.holder_id) == (True, False, "held", None)
     assert (task.delay(7).get(), task.delay(7).duplicate) == (7, False)
-
-
-@pytest.mark.parametrize("ignored", [False, True])
-def test_result_of_the_holder_is_gone(make, worker, monkeypatch, ignored):
-    """A duplicate of a task that is over, and whose result was forgotten, does not wait for that result for ever."""
-    task = make(hold_for=60, ignore_result=ignored)
-    first = task.delay(7)
-    worker.run()
-
-    joined = task.delay(7)
-    assert joined.id == first.id
-    first.forget()
-    later = time.time() + 11.0
-    with monkeypatch.context() as patch:
-        patch.setattr("django_redlock.celery.dispatch.time", lambda: later)
-        late = task.delay(7)
-
-    assert (late.duplicate, late.accepted, late.reason) == (True, False, "held")
-    assert (late.id == first.id) is ignored
-    if not ignored:
-        with pytest.raises(TaskRevokedError):
-            late.get(timeout=1)
 
 
 def test_follow_without_a_result_backend(make, worker, app):

@@ -21,9 +21,18 @@ def secret(letter: str) -> str:
     return letter * SECRET_SIZE
 
 
-def held(task_id: str, state: str = "", *, secret: str, call: str = "", kind: Any = "task", left: float = 20.0) -> Seen:
+def held(
+    task_id: str,
+    state: str = "",
+    *,
+    secret: str,
+    call: str = "",
+    kind: Any = "task",
+    left: float = 20.0,
+    task: str = "shop.sync",
+) -> Seen:
     """Return what all nodes say about a lock that a task has."""
-    owner = Owner("host", 1, kind, "shop.sync", task_id, 1.0, 30.0, state=state, call=call)
+    owner = Owner("host", 1, kind, task, task_id, 1.0, 30.0, state=state, call=call)
     return Seen(encode(secret, owner), left, 3)
 
 
@@ -52,6 +61,7 @@ class Facts:
         locks: The locks that are held.
         results: The results that are stored, by the id of the task.
         silent: The questions to which the nodes do not answer.
+        silent_for: For how long, if they say so.
         refuses: How whoever carries messages refuses them.
         cannot_store: Whether no outcome can be stored.
         lost: Whether the slot of the run is lost right after it was taken.
@@ -67,6 +77,7 @@ class Facts:
     locks: dict[str, Seen] = field(default_factory=dict)
     results: Mapping[str, Result] = field(default_factory=dict)
     silent: tuple[type[ask.Question], ...] = ()
+    silent_for: float | None = None
     refuses: ask.Refused | None = None
     cannot_store: bool = False
     lost: bool = False
@@ -106,7 +117,7 @@ class Facts:
         self.asked.append(question)
         assert len(self.asked) < ENDLESS
         if isinstance(question, self.silent):
-            raise QuorumUnavailableError("silent")
+            raise QuorumUnavailableError("silent", retry_after=self.silent_for)
         match question:
             case ask.Now():
                 return self.now

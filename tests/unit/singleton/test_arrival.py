@@ -1,5 +1,7 @@
 """The decisions about messages, made from facts: no worker, no broker and no node takes part."""
 
+import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +38,7 @@ from django_redlock.singleton.questions import (
     Take,
 )
 from django_redlock.singleton.slot import DuplicateTask, Seen
-from django_redlock.singleton.ticket import began_secret
+from django_redlock.singleton.ticket import Ticket, began_secret
 
 from .facts import (
     BOTH,
@@ -137,6 +139,8 @@ CASES = [
     Case("another call has claimed the slot, and may never send", PutBack, **FAIL, locks=OTHER_CLAIMS),
     Case("runs have no slot, and another message waits", Revoke, **QUEUE, ticket=UNSLOTTED, locks=OTHER_WAITS),
     Case("runs have no slot, and its own message waits", Run, **QUEUE, locks=OWN_SLOT),
+    Case("runs have no slot, and another message waits while it retries", Run, **QUEUE, retries=1, locks=OTHER_WAITS),
+    Case("it was put back, and its id is that of a task that is over", Run, **WAIT, tries=1, results=ENDED),
     Case("a retry, whose slot waits for it", Run, retries=1, locks=OWN_SLOT),
     Case("a retry that another run has overtaken", PutBack, **FAIL, retries=1, locks=OTHER),
     Case("a message whose claim has lapsed, and whose key is free", Run),
@@ -216,6 +220,14 @@ def test_verdict(case: Case) -> None:
         assert facts.locks.get(NAME, others.get(NAME)) in (others.get(NAME), locks.get(NAME))
 
 
+def test_text_that_is_no_ticket_counts_as_lost() -> None:
+    """A header may be garbled, or written by anybody; its message gets a ticket from its arguments."""
+    parts = json.loads(TICKET.pack())
+    for text in ("garbled", "[" * 100_000, [*parts[:5], math.inf, *parts[6:]], [*parts[:8], 10**400, *parts[9:]]):
+        assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
+    assert Ticket.unpack(TICKET.pack(), "mine") == TICKET
+
+
 EXPIRY = [
     Case("it waits", True, locks=OWN_SLOT),
     Case("a copy of it runs", False, locks=OWN_RUN),
@@ -274,6 +286,8 @@ def test_message_that_is_put_back_says_what_it_has_met() -> None:
 def test_message_keeps_its_slot_while_nodes_are_away() -> None:
     """If it had taken it, it claims it again for its own message; the task shows that it is tried again."""
     assert sent(**ONCE, late=True, locks=OWN_SLOT, silent=(Put,)).claim == "claim"
+    assert sent(silent=AWAY, silent_for=40.0).pause == 40.5  # when the nodes vote again
+    assert sent(silent=AWAY, tries=5000).pause == 60.0
     for about, shown in (({}, True), (PENDING, False)):
         assert (decided(**about, silent=AWAY)[0].unanswered is not None) is shown
 

@@ -21,6 +21,7 @@ SAME, OTHERS = "1.0123456789", "1.9876543210"
 PENDING, SAME_PENDING = (by("pending", QUEUED, name=NEXT, own="c", call=call) for call in (OTHERS, SAME))
 PENDING_LATER = by("pending", QUEUED, name=NEXT, own="c", call=OTHERS, left=9000.0)
 OTHER_TASK = {NEXT: replace(by("pending", QUEUED, own="c")[NAME], fence=1)}
+OF_ITS_GROUP = by("pending", QUEUED, name=NEXT, own="c", call=SAME, task="shop.other")
 SPLIT = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT],))}
 STATES: dict[str, Any] = {state.name: {"other": Result(state), "pending": Result(state)} for state in ResultState}
 NODES = (Look, Claim)
@@ -64,6 +65,7 @@ CASES = [
         locks=RUNS | by("pending", CLAIMED, name=NEXT, own="c", call=SAME),
     ),
     Case("one of another task is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OTHER_TASK),
+    Case("one of another task of its group is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OF_ITS_GROUP),
     Case("the nodes disagree about the pending one", Sent, SECOND, "other", **RERUN, locks=RUNS | SPLIT),
     Case(
         "the pending one is split, and has begun",
@@ -83,6 +85,7 @@ CASES = [
         locks=LATER,
         results=STATES["REVOKED"],
     ),
+    Case("a retry was revoked before its time", Sent, FIRST, None, **REPLACE, locks=LATER, results=STATES["REVOKED"]),
     Case("the key is free, and a later call may replace it", Sent, FIRST, None, **REPLACE),
     Case("another call runs, and it may be replaced", Sent, FIRST, "other", **REPLACE, locks=RUNS),
     Case("a call is pending, and it has links", Refused, None, "pending", **REPLACE, linked=True, locks=PENDING),
@@ -138,7 +141,7 @@ def test_unknown_holder_is_an_error_if_the_caller_wants_one(by: str, about: Any)
     call, facts = scene(Call, task="shop.sync", ttl=60.0, **WANTS_ERROR, **about)
 
     with pytest.raises(QuorumUnavailableError):
-        facts.decide(globals()[by](call))
+        facts.decide(send(call) if by == "send" else store(call))
     assert facts.asked_for(Send) == []
 
 
