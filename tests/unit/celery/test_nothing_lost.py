@@ -7,25 +7,15 @@ The same faults with real workers and servers are in ``tests/server/workers/test
 import pytest
 from celery import signals
 
-from django_redlock.celery import (
-    singleton_duplicate,
-    singleton_lost,
-    singleton_overlap,
-    singleton_stolen,
-)
+from django_redlock import locks
+from django_redlock.celery import singleton_duplicate, singleton_lost, singleton_overlap, singleton_stolen
 from django_redlock.contrib import telemetry
 from django_redlock.signals import SIGNALS
 
-from .slots import names
+from .slots import NAME, names
 
 EVENTS = (singleton_duplicate, singleton_overlap, singleton_lost, singleton_stolen)
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
-
-
-# The result backend
-
-
-# Receivers, history, metrics, events
 
 
 @pytest.fixture
@@ -64,3 +54,14 @@ def test_receivers_that_fail(make, worker, all_fail):
     assert worker.ids[0] == first.id
     assert "second" in worker.ids
     assert (all_fail[:1], names()) == (["called"], set())
+
+
+def test_events_that_cannot_be_sent(app, make, worker, monkeypatch):
+    """Celery events are reports; while the broker does not take them, messages are put back and run as usual."""
+    app.conf.worker_send_task_events = app.conf.task_send_sent_event = True
+    monkeypatch.setattr(type(app.events), "default_dispatcher", lambda *about, **more: 1 / 0)
+    make(on_overlap="wait").apply_async((7,), task_id="second")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]

@@ -3,10 +3,10 @@
 import pytest
 from celery import chain
 
-from django_redlock import LockLostError, locks
+from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
 
-from .slots import NAME, names, taken
+from .slots import NAME, names, set_down, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -50,17 +50,53 @@ def test_direct_calls_can_be_locked(make, worker):
     assert task.singleton.lease is None
 
 
+def test_run_without_nodes(make, worker, memory_nodes, caplog):
+    """If ``on_unavailable`` lets it run, that is logged. A call that cannot be put back fails otherwise."""
+    make(on_unavailable={"run": "run"}).delay(7)
+    direct = make(name="shop.direct", lock_direct_calls=True)
+    set_down(memory_nodes)
+
+    assert worker.run() == "SUCCESS"
+    assert "runs without a slot" in caplog.text
+    for call in (lambda: direct(7), lambda: direct.apply((7,), throw=True)):
+        with pytest.raises(QuorumUnavailableError):
+            call()
+
+
+def test_message_is_shown_as_tried_again_while_nodes_are_away(make, worker, memory_nodes):
+    """Its state is that of a retry, of which it uses up none."""
+    result = make(max_retries=0).delay(7)
+    set_down(memory_nodes)
+
+    assert worker.run() == result.state == "RETRY"
+    assert worker.headers[0]["retries"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"hold_for": 100}], ids=["retry", "hold_for"])
+def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, options):
+    """The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later."""
+    leases = []
+
+    def body(self, shop_id):
+        leases.append(self.singleton.lease)
+        if not options:
+            self.retry(countdown=100)
+
+    make(body, **options).delay(7)
+    worker.run()
+
+    assert (leases[0].reason, leases[0].valid(), taken()) == ("released", False, True)
+
+
 @pytest.mark.parametrize("again", ["retry", "autoretry", "replace"])
 def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     """A call is the one that was made, also if its body changes a list or dict in place before a retry."""
-    seen = []
 
     def body(self, shop_id):
-        if not seen:
-            seen.append(shop_id)
+        if len(worker.ids) == 1:
             shop_id.append(8)
             if again == "retry":
-                raise self.retry(countdown=0)
+                self.retry(countdown=0)
             if again == "replace":
                 self.replace(self.si(*self.request.args))
             raise OSError
@@ -93,18 +129,23 @@ def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
     assert ["Skipped" in each for each in seen] == [True]
 
 
-@pytest.mark.parametrize("way", ["wait", "release"])
-def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
-    """A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell."""
-    seen = []
+@pytest.fixture
+def tail(app):
+    """A task at the end of a workflow."""
 
     @app.task(name="shop.tail")
     def tail(value):
-        seen.append("tail")
+        return f"tail {value}"
+
+    return tail
+
+
+@pytest.mark.parametrize("way", ["wait", "release"])
+def test_replaced_by_a_chain_of_its_own(make, worker, tail, way):
+    """A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell."""
 
     def body(self, shop_id):
-        seen.append("body")
-        if len(seen) > 1:
+        if len(worker.ids) > 1:
             return
         if way == "release":
             self.singleton.release()
@@ -113,23 +154,17 @@ def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
         finally:
             worker.run()  # another worker is quicker
 
-    task = make(body, on_overlap="wait") if way == "wait" else make(body)
-    task.delay(7)
+    result = make(body, **({"on_overlap": "wait"} if way == "wait" else {})).delay(7)
     worker.run()
     worker.run_all()
 
-    assert seen == ["body", "body", "tail"]
-    assert names() == set()
+    assert (len(worker.ids), result.get(timeout=1), names()) == (2, "tail 1", set())
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executing", "while_executing", "until_and_while_executing"])
 @pytest.mark.parametrize("workflow", [False, True])
-def test_eager_run_that_replaces_itself(app, make, worker, scope, workflow):
+def test_eager_run_that_replaces_itself(make, worker, tail, scope, workflow):
     """As with a plain task of Celery, the replacement runs, and its result is that of the call."""
-
-    @app.task(name="shop.tail")
-    def tail(value):
-        return f"tail {value}"
 
     def body(self, shop_id):
         if len(worker.ids) > 1:
@@ -139,5 +174,4 @@ def test_eager_run_that_replaces_itself(app, make, worker, scope, workflow):
     answer = make(body, scope=scope).apply((7,))
 
     assert (answer.state, answer.get()) == ("SUCCESS", "tail done 7" if workflow else "done 7")
-    assert len(worker.ids) == 2
-    assert names() == set()
+    assert (len(worker.ids), names()) == (2, set())

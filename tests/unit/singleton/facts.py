@@ -250,5 +250,6 @@ def scene(kind: Any, /, **about: Any) -> tuple[Any, Facts]:
         parts.append({name: about.pop(name) for name in names & about.keys()})
     facts, options, own = parts
     rules = SingletonOptions(**options)
-    ticket = replace(own.pop("ticket", TICKET), scope=rules.scope, **about)
+    scope = {"scope": rules.scope} if "scope" in options else {}
+    ticket = replace(own.pop("ticket", TICKET), **scope, **about)
     return kind(ticket=ticket, rules=rules, **own), Facts(**facts)

@@ -9,7 +9,7 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
 from django_redlock.singleton.questions import Claim, InTurn, Look, Result, ResultState, Send
-from django_redlock.singleton.slot import Seen
+from django_redlock.singleton.slot import Record, Seen
 
 from .facts import BOTH, CLAIMED, HELD, NAME, NEXT, OWN, QUEUED, RUN, SERIAL, Case, Facts, FakeSlot, by, scene
 
@@ -239,6 +239,16 @@ def test_call_waits_a_second_for_a_message_that_may_be_sent() -> None:
 
     assert verdict.unanswered
     assert 0.8 < facts.now - 1000.0 <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("number", "counts"), [("1", True), ("999999999", True), ("1000000000", False), ("²", False), ("-1", False)]
+)
+def test_number_of_a_record_has_nine_digits_at_most(number: str, counts: bool) -> None:
+    """What is no number of a message, or one that nobody reaches, describes no pending call."""
+    record = by("id", QUEUED, call=f"{number}.0123456789")[NAME].record
+
+    assert record == (Record("id", "0123456789", int(number), "shop.sync") if counts else None)
 
 
 def test_record_that_another_call_has_made_meanwhile() -> None:
