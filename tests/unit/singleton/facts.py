@@ -1,6 +1,6 @@
 """What decisions about slots ask, answered from facts: no node, no broker, no clock."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -96,6 +96,15 @@ class Facts:
 
     def decide(self, decision: ask.Steps[Any]) -> Any:
         """Return what is decided under these facts."""
+        steps = self.steps(decision)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                return stop.value
+
+    def steps(self, decision: ask.Steps[Any]) -> Generator[None, None, Any]:
+        """Decide as far as the next question at each step; the facts answer at the step after that."""
         answer: Any = None
         error: Exception | None = None
         while True:
@@ -104,6 +113,7 @@ class Facts:
             except StopIteration as stop:
                 return stop.value
             answer = error = None
+            yield
             try:
                 answer = self.answer(question)
             except (LockTakenError, QuorumUnavailableError) as raised:
@@ -129,7 +139,7 @@ class Facts:
                 self.locks |= self.meanwhile
                 return self._claim(ticket, adopt, call)
             case ask.Put(name, _, state, own, ref, adopt, strict, call):
-                return self._put(name, str(state), own or secret("f"), ref, adopt, strict, call)
+                return self._put(name, str(state), own or secret(str(len(self.asked) % 10)), ref, adopt, strict, call)
             case ask.Take(ticket, own, inline, wait):
                 if wait and self.ends_soon:
                     del self.locks[ticket.running]
