@@ -273,6 +273,7 @@ EVENTS = {
         *messages(body="replaces itself", holder="own queued", runs=2),
         *messages(body=["retries", "replaces itself"], sent=IN_HEADERS, holder="own queued", runs=2),
         *messages(body="is overtaken by its retry", runs=2),
+        *messages(body="retries without its slot", holder="another queued", runs=2),
         *messages(body="retries", broker="refuses", told="PENDING"),
     ],
     "`retry()` that names other arguments": [

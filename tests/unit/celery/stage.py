@@ -71,6 +71,10 @@ class Stage:
             task.replace(task.si(7))
         if what == "sees that it is STARTED":
             assert self.state() == "STARTED"
+        if what == "retries without its slot":
+            self.task.singleton.release(7, force=True)
+            self.send("another")
+            task.retry(countdown=100)
         if what == "is overtaken by its retry":
             task.retry(countdown=0, throw=False)
             self.run(self.worker.take())

@@ -69,7 +69,7 @@ class Facts:
         kept: For how long the worker has had the message.
         waits: Whether a process waits for the slot.
         here: The row that this thread has stored.
-        unheard: Whether no node hears that a lock is freed.
+        unheard: Whether no node hears that a lock is freed, or written.
         ends_soon: Whether the run that has the slot ends while somebody waits for it.
         meanwhile: The locks that others take before this one claims a lock.
     """
@@ -177,6 +177,8 @@ class Facts:
                 return "0123456789"
             case ask.StoredHere():
                 return self.here
+            case ask.WriteBack() if self.unheard:
+                return False
             case ask.WriteBack(name, seen):
                 self.locks[name] = replace(seen, nodes=3)
                 return True

@@ -133,8 +133,13 @@ def test_verdict(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("by", "about"),
-    [("send", {"silent": NODES}), ("send", {"locks": CLAIMS}), ("store", {"silent": NODES})],
-    ids=["silence", "a claim", "a row"],
+    [
+        ("send", {"silent": NODES}),
+        ("send", {"locks": CLAIMS}),
+        ("send", REPLACE | {"locks": SPLIT, "unheard": True}),
+        ("store", {"silent": NODES}),
+    ],
+    ids=["silence", "a claim", "a record that stays split", "a row"],
 )
 def test_unknown_holder_is_an_error_if_the_caller_wants_one(by: str, about: Any) -> None:
     """With ``on_unavailable={"enqueue": "raise"}`` no message is sent, and no row stored, that may be one too many."""
