@@ -3,6 +3,7 @@
 import heapq
 import threading
 import time
+from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -15,7 +16,7 @@ from django_redlock.inventory import find_lock
 from django_redlock.testing import Simulation
 from tests.managers import wait_until
 
-from .slots import NAME, names, put_back, take_slot, ticket_in, tickets
+from .slots import HEADER, NAME, names, take_slot, ticket_in
 
 SECRET = "a" * 32
 
@@ -136,12 +137,13 @@ def test_message_that_waits_need_not_know_for_whom(make, worker):
     task = make(scope="while_executing", on_overlap="wait")
     with Simulation(nodes=3, check=False) as simulation:
         call = task.delay(7)
-        put_back(worker.headers[0], tries=2)
+        message = worker.take()
+        message.headers[HEADER] = replace(ticket_in(message.headers), tries=2).pack()
         for number, node in enumerate(simulation.nodes):
             secret = f"{number:032}"
             node.execute(Acquire((slug(NAME),), secret, f'{secret}{{"host":"{number}"}}', 30.0, 1, 3600.0, 60.0))
 
-        state = worker.run()
+        state = worker.run(message)
 
     assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
-    assert tickets(worker)[0].waited <= 4.0
+    assert ticket_in(worker.headers[0]).waited <= 4.0
