@@ -9,6 +9,7 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core.names import GOES_ON, NOTE
+from django_redlock.singleton import questions as ask
 from django_redlock.singleton.arrival import (
     Answer,
     Fail,
@@ -25,18 +26,6 @@ from django_redlock.singleton.arrival import (
     occupy,
 )
 from django_redlock.singleton.options import Return, SingletonOptions
-from django_redlock.singleton.questions import (
-    InTurn,
-    Look,
-    NoteLength,
-    Put,
-    Refused,
-    Report,
-    Result,
-    ResultState,
-    Send,
-    Take,
-)
 from django_redlock.singleton.slot import DuplicateTask, Seen
 from django_redlock.singleton.ticket import Ticket, began_secret
 
@@ -74,9 +63,12 @@ DONE, BEGUN = (by("mine", NOTE, name=f"{what}:mine:0") for what in ("done", "beg
 RECORD, NEWER = by("mine", QUEUED, name=NEXT, own="a", call="2.0"), by("mine", QUEUED, name=NEXT, call="3.9")
 BEGAN = {"began:mine": held("mine", NOTE, secret=began_secret(OWN), call="2")}
 CANCELLED = by("mine", NOTE, name="cancelled:mine")
-ENDED, FAILED = {"mine": Result(ResultState.SUCCESS, "value")}, {"mine": Result(ResultState.FAILURE, ValueError("no"))}
-SILENT = {"mine": Result(ResultState.SILENT, OSError("away"))}
-AWAY, FULL = (Take, Look), Refused(OSError("full"), False)
+ENDED, FAILED = (
+    {"mine": ask.Result(ask.ResultState.SUCCESS, "value")},
+    {"mine": ask.Result(ask.ResultState.FAILURE, ValueError("no"))},
+)
+SILENT = {"mine": ask.Result(ask.ResultState.SILENT, OSError("away"))}
+AWAY, FULL = (ask.Take, ask.Look), ask.Refused(OSError("full"), False)
 
 # Messages, and options
 UNSLOTTED = TICKET.without_slot
@@ -162,8 +154,8 @@ CASES = [
         silent=AWAY,
         results=ENDED,
     ),
-    Case("the nodes fall silent after the slot was taken", PutBack, **ONCE, late=True, silent=(Put,)),
-    Case("the nodes fall silent then, and it runs anyway", Run, **ONCE | ANYWAY, late=True, silent=(Put,)),
+    Case("the nodes fall silent after the slot was taken", PutBack, **ONCE, late=True, silent=(ask.Put,)),
+    Case("the nodes fall silent then, and it runs anyway", Run, **ONCE | ANYWAY, late=True, silent=(ask.Put,)),
     Case("the slot is lost before the body begins", PutBack, lost=True),
     Case("the slot is lost before the body begins, and it fails", Fail, **FAILS, lost=True),
     Case("the result backend is away before a first run", Run, results=SILENT),
@@ -199,7 +191,7 @@ def sent(**about: Any) -> Any:
     """Return the only message that is sent."""
     verdict, facts = decided(**about)
     assert isinstance(verdict, PutBack)
-    (question,) = facts.asked_for(Send)
+    (question,) = facts.asked_for(ask.Send)
     return question
 
 
@@ -213,7 +205,7 @@ def test_verdict(case: Case) -> None:
 
     assert (type(verdict),) == case.expected
     assert others.items() <= facts.locks.items()
-    sent = [question for question in facts.asked_for(Send) if not facts.refuses]
+    sent = [question for question in facts.asked_for(ask.Send) if not facts.refuses]
     assert len(sent) == (isinstance(verdict, PutBack) and not verdict.unsent)
     if isinstance(verdict, Run) and verdict.execution.slot:
         assert facts.locks[NAME].secret == verdict.execution.slot.secret
@@ -234,8 +226,8 @@ EXPIRY = [
     Case("a copy of it runs", False, locks=OWN_RUN),
     Case("it counts", True, **PENDING, locks=RECORD),
     Case("a newer one counts", False, **PENDING, locks=NEWER),
-    Case("nobody knows", False, silent=(Look,)),
-    Case("nodes are not waited for", True, **ANYWAY, silent=(Look,)),
+    Case("nobody knows", False, silent=(ask.Look,)),
+    Case("nodes are not waited for", True, **ANYWAY, silent=(ask.Look,)),
 ]
 
 
@@ -286,7 +278,7 @@ def test_message_that_is_put_back_says_what_it_has_met() -> None:
 
 def test_message_keeps_its_slot_while_nodes_are_away() -> None:
     """If it had taken it, it claims it again for its own message; the task shows that it is tried again."""
-    assert sent(**ONCE, late=True, locks=OWN_SLOT, silent=(Put,)).claim == "claim"
+    assert sent(**ONCE, late=True, locks=OWN_SLOT, silent=(ask.Put,)).claim == "claim"
     assert sent(silent=AWAY, silent_for=40.0).pause == 40.5  # when the nodes vote again
     assert sent(silent=AWAY, tries=5000).pause == 60.0
     for about, shown in (({}, True), (PENDING, False)):
@@ -307,9 +299,9 @@ def test_older_message_ends_without_a_turn() -> None:
     """A newer one counts, so nothing is to be noted; the slot of the key may be that of the newer one."""
     _, facts = decided(**PENDING, locks=NEWER)
 
-    assert facts.asked_for(InTurn) == facts.asked_for(Put) == []
+    assert facts.asked_for(ask.InTurn) == facts.asked_for(ask.Put) == []
     _, facts = decided(**PENDING, locks=BEGAN, results=ENDED)
-    assert len(facts.asked_for(InTurn)) == 2  # it was the one that counts, so it is noted as over
+    assert len(facts.asked_for(ask.InTurn)) == 2  # it was the one that counts, so it is noted as over
 
 
 def test_pending_call_begins() -> None:
@@ -318,7 +310,7 @@ def test_pending_call_begins() -> None:
     for locks, adopts in ((RECORD, ""), (BEGAN | {NAME: held("mine", QUEUED, secret=own)}, own)):
         verdict, facts = decided(**PENDING, locks=locks)
         assert isinstance(verdict, Run)
-        assert [each.ticket.secret for each in facts.asked_for(Take)] == [adopts]
+        assert [each.ticket.secret for each in facts.asked_for(ask.Take)] == [adopts]
     for hold_for, left in ((0.0, []), (60.0, [HELD])):
         _, facts = decided(**PENDING | QUEUE, hold_for=hold_for, locks=RECORD)
         assert [seen.owner.state for name, seen in facts.locks.items() if name == NAME] == left
@@ -328,7 +320,7 @@ def test_record_of_a_pending_call_that_waits_is_kept() -> None:
     """It lasts until its message comes back; that of a copy that has begun is gone."""
     for locks, keeps in ((RECORD | OTHER, True), (BEGAN | OTHER, False)):
         _, facts = decided(**PENDING, lifetime=60.0, locks=locks)
-        assert [each.strict for each in facts.asked_for(Put) if each.name == NEXT] == [True] * keeps
+        assert [each.strict for each in facts.asked_for(ask.Put) if each.name == NEXT] == [True] * keeps
 
 
 SHORT = [
@@ -349,9 +341,9 @@ def test_process_waits_for_short_runs(case: Case) -> None:
     (waits,) = case.expected
     for ends_soon in (False, True):
         verdict, facts = decided(**{"locks": OTHER} | case.about, ends_soon=ends_soon)
-        assert [each.wait for each in facts.asked_for(Take)] == [0.0, 0.5][: 1 + waits]
+        assert [each.wait for each in facts.asked_for(ask.Take)] == [0.0, 0.5][: 1 + waits]
         assert isinstance(verdict, Run if waits and ends_soon else PutBack)
-        assert len(facts.asked_for(NoteLength)) == (waits and not ends_soon)
+        assert len(facts.asked_for(ask.NoteLength)) == (waits and not ends_soon)
 
 
 def test_overlap_is_reported_once() -> None:
@@ -364,7 +356,7 @@ def test_overlap_is_reported_once() -> None:
         (WAIT | {"waited": 2.0}, []),
         (PENDING, []),
     ):
-        assert [each.effect for each in decided(**about, locks=OTHER)[1].asked_for(Report)] == effects
+        assert [each.effect for each in decided(**about, locks=OTHER)[1].asked_for(ask.Report)] == effects
 
 
 @pytest.mark.parametrize(
@@ -396,8 +388,8 @@ def test_run_leaves_a_note_where_a_copy_may_come(about: Any, note: str, remember
     [
         ({}, Run, True),
         ({"locks": OTHER}, Fail, False),
-        ({"silent": (Take,)}, Fail, False),
-        (ANYWAY | {"silent": (Take,)}, Run, False),
+        ({"silent": (ask.Take,)}, Fail, False),
+        (ANYWAY | {"silent": (ask.Take,)}, Run, False),
     ],
 )
 def test_direct_call(about: Any, verdict: type, slot: bool) -> None:
@@ -420,8 +412,8 @@ ROWS = [
     Case("another run ends", Run, RUNS, locks=OTHER, ends_soon=True),
     Case("it leaves its queue", Run, RUNS, **BOTH, locks=OWN_QUEUE),
     Case("another row stays in the queue", Run, RUNS | {f"queued:{NAME}": QUEUED}, **BOTH, locks=OTHER_QUEUE),
-    Case("without nodes it fails", Fail, {}, **FAILS, silent=(Look,)),
-    Case("without nodes it runs", Run, {}, **ANYWAY, silent=(Look,)),
+    Case("without nodes it fails", Fail, {}, **FAILS, silent=(ask.Look,)),
+    Case("without nodes it runs", Run, {}, **ANYWAY, silent=(ask.Look,)),
 ]
 
 
@@ -451,9 +443,9 @@ def test_row_looks_again_before_it_begins(note: Any, withdrawn: bool, verdict: t
 
     class Later(Facts):
         def answer(self, question: Any) -> Any:
-            if isinstance(question, Take) and note:
+            if isinstance(question, ask.Take) and note:
                 self.locks["cancelled:mine"] = note
-            if isinstance(question, Put) and question.name == "cancelled:mine" and withdrawn:
+            if isinstance(question, ask.Put) and question.name == "cancelled:mine" and withdrawn:
                 raise LockTakenError(question.name)
             return super().answer(question)
 
