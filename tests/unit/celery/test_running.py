@@ -1,10 +1,12 @@
-"""A worker and a message."""
+"""A worker and a message; the same with real workers and servers is in ``tests/server/workers``."""
 
 import pytest
-from celery import chain
+from celery import chain, signals
 
-from django_redlock import LockLostError, QuorumUnavailableError, locks
+from django_redlock import LockLostError, QuorumUnavailableError, celery, locks
 from django_redlock.celery import DuplicateTask
+from django_redlock.contrib import telemetry
+from django_redlock.signals import SIGNALS
 
 from .slots import NAME, names, set_down, taken
 
@@ -175,3 +177,56 @@ def test_eager_run_that_replaces_itself(make, worker, tail, scope, workflow):
 
     assert (answer.state, answer.get()) == ("SUCCESS", "tail done 7" if workflow else "done 7")
     assert (len(worker.ids), names()) == (2, set())
+
+
+# Receivers, history, metrics, events: what a run does not need may be away, slow or broken
+
+
+@pytest.fixture
+def all_fail():
+    """Receivers of all signals, of the locks and of the tasks, and a listener of the metrics; all raise."""
+    called: list[str] = []
+
+    def fail(*about, **more):
+        called.append("called")
+        raise RuntimeError("broken")
+
+    ours = [getattr(celery, f"singleton_{event}") for event in ("duplicate", "overlap", "lost", "stolen")]
+    theirs = (signals.task_prerun, signals.task_postrun, signals.before_task_publish, signals.after_task_publish)
+    every = [*SIGNALS.values(), *ours, *theirs, signals.task_success, signals.task_received]
+    for signal in every:
+        signal.connect(fail, weak=False, dispatch_uid="broken")
+    telemetry.listen("broken", **dict.fromkeys(SIGNALS, fail))
+    yield called
+    telemetry.unlisten("broken")
+    for signal in every:
+        signal.disconnect(dispatch_uid="broken")
+
+
+def test_receivers_that_fail(make, worker, all_fail):
+    """Whatever the receivers of signals do, calls are sent, messages are put back, and bodies run."""
+
+    def body(self, shop_id):
+        if len(worker.ids) == 1:
+            self.apply_async((7,), task_id="second")
+            worker.run()
+
+    task = make(body, on_duplicate="replace", on_overlap="wait")
+    first = task.delay(7)
+    assert task.delay(7).id
+    worker.run_all()
+
+    assert worker.ids[0] == first.id
+    assert "second" in worker.ids
+    assert (all_fail[:1], names()) == (["called"], set())
+
+
+def test_events_that_cannot_be_sent(app, make, worker, monkeypatch):
+    """Celery events are reports; while the broker does not take them, messages are put back and run as usual."""
+    app.conf.worker_send_task_events = app.conf.task_send_sent_event = True
+    monkeypatch.setattr(type(app.events), "default_dispatcher", lambda *about, **more: 1 / 0)
+    make(on_overlap="wait").apply_async((7,), task_id="second")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]

@@ -239,11 +239,10 @@ def test_run_whose_slot_an_operator_freed_learns_who_did_so(make, worker, told, 
     """It was stolen rather than forgotten by the nodes, whether a renewal or only the end of the run shows that."""
 
     def body(self, shop_id):
-        assert task.singleton.release(shop_id, since=None, force=True) == "released"
+        assert self.singleton.release(shop_id, since=None, force=True) == "released"
         assert not renewed or not self.singleton.lease.extend()
 
-    task = make(body)
-    task.delay(7)
+    make(body).delay(7)
     worker.run()
 
     assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "revoked")]
