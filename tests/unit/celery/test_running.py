@@ -66,7 +66,7 @@ def test_run_without_nodes(make, worker, memory_nodes, caplog):
 
 
 def test_message_is_shown_as_tried_again_while_nodes_are_away(make, worker, memory_nodes):
-    """Its state is that of a retry, of which it uses up none."""
+    """Its state is that of a retry, and the number of its retries stays the same."""
     result = make(max_retries=0).delay(7)
     set_down(memory_nodes)
 

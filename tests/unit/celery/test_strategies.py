@@ -1,4 +1,4 @@
-"""What callers, bodies, operators and beat have of a singleton task, beyond the table of outcomes."""
+"""Options of calls, beat, reports, and the methods of ``task.singleton``, beyond the table of outcomes."""
 
 import asyncio
 import logging
@@ -303,7 +303,7 @@ def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
 
 
 def test_release(make, worker):
-    """A run can give its slot up, and hears if that is lost; by hand, the slot of a run is freed only by force."""
+    """A run can give its slot up, and learns if it was lost; others free the slot of a run only by force."""
     seen = []
 
     def body(self, shop_id):
@@ -339,7 +339,7 @@ def test_parameter_called_force(app):
 
 
 def test_cancel(make, worker, monkeypatch):
-    """``cancel()`` leaves a run alone; it frees the slot of a waiting task also if no worker can be told."""
+    """``cancel()`` leaves a run alone; it frees the slot of a waiting task also if the broker is away."""
     seen = []
     task = make(lambda self, shop_id: seen.append(task.singleton.cancel(7)))
     assert task.singleton.cancel(8) is None

@@ -126,7 +126,7 @@ CASES = [
     Case("another run has the slot, and it fails", Fail, **FAIL, locks=OTHER),
     Case("another run has the slot, and it returns a value", Answer, on_overlap=Return(1), locks=OTHER),
     Case("another run has the slot, and it has waited enough", Revoke, **WAIT, waited=9.0, wait_for=9.0, locks=OTHER),
-    Case("its caller was told that any number may wait", PutBack, ticket=replace(UNSLOTTED, **SERIAL), locks=OTHER),
+    Case("it was sent when any number could wait", PutBack, ticket=replace(UNSLOTTED, **SERIAL), locks=OTHER),
     Case("something that is no task has the slot", Revoke, locks=NO_TASK),
     Case("a run that is over holds the slot", Revoke, locks=OTHER_HOLDS),
     Case("another call has claimed the slot, and may never send", PutBack, **FAIL, locks=OTHER_CLAIMS),

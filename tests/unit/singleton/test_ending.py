@@ -70,7 +70,7 @@ def decide(how: str, *about: Any) -> Any:
     }[how](*about)
 
 
-# The decision, and what is left
+# The decision, and the locks that it leaves
 RUN_ENDS = [
     Case("its slot is free", "end", FREE, locks=RUNS),
     Case("its slot is held for the rest of the time", "end", HELD, **HOLDS, locks=RUNS),
