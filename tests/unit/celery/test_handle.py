@@ -1,5 +1,6 @@
 """What ``task.singleton`` reports while the nodes disagree, and what listings show of notes."""
 
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -10,8 +11,10 @@ from django_redlock import QuorumUnavailableError, lock
 from django_redlock.core.names import Owner, encode
 from django_redlock.engine.manager import fresh_secret
 from django_redlock.inventory import held_locks
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Look, WriteBack
 
-from .slots import NAME, names
+from .slots import NAME, names, set_down
 
 
 def test_split_slot_is_not_reported_as_free(make, memory_nodes):
@@ -57,6 +60,19 @@ def test_split_record_is_settled(make, worker, memory_nodes):
 
     assert [(call.id, call.accepted) for call in calls] == [(calls[0].id, accepted) for accepted in (True, True, False)]
     assert worker.values == ["running", "newer"]
+
+
+def test_value_is_written_back_unless_nodes_have_another(make, memory_nodes):
+    """A quorum that has another value refuses an older one; too few answers are an error."""
+    make().delay(7)
+    nodes = Nodes("default", "shop.sync")
+    (seen,) = nodes.look(Look((NAME,)))
+    other = replace(seen, value=encode(fresh_secret(), Owner()))
+
+    assert [nodes.write_back(WriteBack(NAME, each)) for each in (seen, other)] == [True, False]
+    set_down(memory_nodes)
+    with pytest.raises(QuorumUnavailableError):
+        nodes.write_back(WriteBack(NAME, seen))
 
 
 @pytest.mark.server

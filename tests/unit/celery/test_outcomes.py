@@ -54,7 +54,7 @@ def check(case: Any, outcome: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", parametrized(TABLE, Message))
 def test_message(stage: Stage, case: Message) -> None:
-    """What a worker makes of the message, the holder of the slot then, and the state that the caller sees in the end."""
+    """What a worker makes of the message, the holder of the slot then, and the state that the caller sees at last."""
     outcome: dict[str, Any] = {}
 
     set_the_scene(stage, lambda: outcome.update(arrive(stage)))

@@ -11,7 +11,24 @@ from django_redlock.singleton.ending import Execution
 from django_redlock.singleton.questions import Claim, InTurn, Look, Result, ResultState, Send
 from django_redlock.singleton.slot import Record, Seen
 
-from .facts import BOTH, CLAIMED, HELD, NAME, NEXT, OWN, QUEUED, RUN, SERIAL, Case, Facts, FakeSlot, by, scene
+from .facts import (
+    BOTH,
+    CLAIMED,
+    HELD,
+    NAME,
+    NEXT,
+    OWN,
+    QUEUED,
+    RUN,
+    SERIAL,
+    Case,
+    Facts,
+    FakeSlot,
+    by,
+    held,
+    scene,
+    secret,
+)
 
 # The locks that are held, and the results of those who have them
 WAITS, RUNS, HOLDS, CLAIMS = (by("other", state) for state in (QUEUED, "", HELD, CLAIMED))
@@ -22,7 +39,7 @@ PENDING, SAME_PENDING = (by("pending", QUEUED, name=NEXT, own="c", call=call) fo
 PENDING_LATER = by("pending", QUEUED, name=NEXT, own="c", call=OTHERS, left=9000.0)
 OTHER_TASK = {NEXT: replace(by("pending", QUEUED, own="c")[NAME], fence=1)}
 OF_ITS_GROUP = by("pending", QUEUED, name=NEXT, own="c", call=SAME, task="shop.other")
-SPLIT = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT],))}
+SPLIT = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT], held("pending", QUEUED, secret=secret("d"), call="0.5")))}
 STATES: dict[str, Any] = {state.name: {"other": Result(state), "pending": Result(state)} for state in ResultState}
 NODES = (Look, Claim)
 

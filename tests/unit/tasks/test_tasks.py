@@ -31,7 +31,7 @@ from django_redlock.inventory import find_lock
 from django_redlock.keys import task as task_keys
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Claim
-from django_redlock.tasks import DuplicateTask, SingletonTask, reaper, singleton_task
+from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
 from tests.shop.helpers import in_thread
 from tests.unit.celery.slots import set_down
@@ -149,6 +149,16 @@ def test_cancelled_row_does_not_run():
     assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
     assert find_lock(f"cancelled:{here.id}").remaining > 29 * 86400  # the row may wait for days
     assert find_lock(f"cancelled:{within.id}").remaining > 89 * 86400  # when it would begin, that is still known
+
+
+def test_cancelling_a_row_too_late(monkeypatch):
+    """A worker is quicker: ``cancel()`` says that no row waits, and withdraws its note."""
+    result, cancel = settled(jobs.keep.enqueue(7)), Singleton._cancel
+    monkeypatch.setattr(Singleton, "_cancel", lambda *about: (run(result), cancel(*about))[1])
+
+    assert jobs.keep.singleton.cancel(7) is None
+    assert jobs.ran == [("keep", 7)]
+    assert find_lock(f"cancelled:{result.id}") is None
 
 
 @pytest.mark.server
