@@ -57,25 +57,6 @@ def pay_under_two_locks(request: HttpRequest, pk: int) -> HttpResponse:
     return save_as_paid(pk)
 
 
-class Payment(View):
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class Pay(Payment): ...
-
-
-@locked_view("order:{pk}")
-class PayWholeClass(Payment): ...
-
-
-class PayByMethod(View):
-    @method_decorator(locked_view("order:{pk}"))
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
 class PayByDecoratedMethod(View):
     @method_decorator(never_cache)
     @locked_view("order:{pk}")
@@ -87,37 +68,10 @@ class PayByDecoratedMethod(View):
 class PayByClassAndMethod(PayByDecoratedMethod): ...
 
 
-class PayByItsMethod(View):
-    @locked_view("order:{pk}")
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
 @locked_view("order:{pk}")
 async def apay(request: HttpRequest, pk: int) -> HttpResponse:
     During.action()
     return HttpResponse("paid")
-
-
-class APayment(View):
-    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        During.action()
-        return HttpResponse("paid")
-
-
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class APay(APayment): ...
-
-
-@locked_view("order:{pk}")
-class APayWholeClass(APayment): ...
-
-
-class APayByItsMethod(View):
-    @locked_view("order:{pk}")
-    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        During.action()
-        return HttpResponse("paid")
 
 
 @locked_view("order:{pk}")
