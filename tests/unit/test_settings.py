@@ -1,6 +1,7 @@
 """The ``REDLOCK`` setting: what is read, when, and the messages about mistakes in it."""
 
 import logging
+import math
 import re
 import socket
 import subprocess
@@ -190,6 +191,21 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
     ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
     ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
+    ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
+    ({"OPTIONS": {"quorum": 4}}, "redlock.E006", "to 3, not 4"),
+    ({"OPTIONS": {"node_timeout": 0}}, "redlock.E006", "node_timeout must be more than 0"),
+    ({"OPTIONS": {"max_ttl": math.inf}}, "redlock.E006", "max_ttl must be a finite number"),
+    ({"OPTIONS": {"drift_factor": 0.9}}, "redlock.E006", "drift_factor must be at least 0 and below 0.5"),
+    (
+        {"OPTIONS": {"drift_factor": 0.49}},
+        "redlock.E006",
+        r"Raise ttl, or lower OPTIONS\['node_timeout'\] or OPTIONS\['d",
+    ),
+    ({"OPTIONS": {"renew": "yes"}}, "redlock.E006", "renew must be True or False"),
+    ({"OPTIONS": {"max_extensions": -1}}, "redlock.E006", "max_extensions must be"),
+    ({"OPTIONS": {"max_hold": -5}}, "redlock.E006", "max_hold must be more than 0"),
+    ({"OPTIONS": {"restart_guard": "off"}}, "redlock.E006", "restart_guard must be"),
+    ({"OPTIONS": {"durable": "a"}}, "redlock.E006", "durable must be a list"),
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     *(({"OPTIONS": {option: f"redis://:{SECRET}@a"}}, "redlock.E006", "not a URL") for option in WITHOUT_URLS),
     ({"OPTIONS": {"clock_guard": 0}}, "redlock.E006", "clock_guard must be True, False or None, not 0"),
