@@ -113,15 +113,6 @@ def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, 
     assert watch.judge(0, VOTE, 1000.0) is VOTE
 
 
-def test_node_that_may_evict_keys_never_votes():
-    """The error has the reason, and the option that allows it."""
-    watch, _ = admission()
-    watch.greet(0, Greeting("r", 1e6, evicts=True))
-
-    assert watch.judge(0, VOTE, 1000.0).detail == "may evict keys (OPTIONS['allow_evicting'])"
-    assert watch.judge(0, Reply(Kind.BUSY), 1000.0).kind is Kind.BUSY
-
-
 def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
     """Each of two threads learns of one of its names before either of them has recorded it."""
 
@@ -136,46 +127,6 @@ def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
     watch.greet(0, Greeting(run_id="one"))
 
     assert sorted(bool(watch.objection(node)) for node in range(2)) == [False, True]
-
-
-def test_server_that_is_listed_twice_votes_once_and_says_for_which_node():
-    """The node that was asked first votes, for as long as it is that server; then the other one does."""
-    watch, clock = admission(restart_guard=False)
-    watch.greet(1, Greeting("one"))
-    watch.greet(0, Greeting("one"))
-
-    assert [watch.objection(node) for node in range(2)] == ["is the same server as b", ""]
-
-    clock.now += 9.0
-    watch.greet(1, Greeting("two"))  # its address was corrected
-    watch.greet(0, Greeting("one"))
-
-    assert [watch.objection(node) for node in range(2)] == ["", ""]
-
-
-def test_node_that_says_nothing_does_not_keep_its_vote_from_another_name_of_its_server():
-    """A name that leads nowhere any more costs the server its vote for some seconds only."""
-    watch, clock = admission(restart_guard=False)
-    watch.greet(1, Greeting("one"))
-    clock.now += 30.0
-
-    watch.greet(0, Greeting("one"))
-
-    assert watch.objection(0) == ""
-
-
-def test_connection_of_which_the_node_is_no_longer_the_server_is_not_used():
-    """Its node was greeted by another server since, or has the same server as another node, which may be corrected."""
-    watch, clock = admission(restart_guard=False)
-    for node, server in enumerate(("one", "two", "two")):
-        watch.greet(node, Greeting(server))
-
-    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, False, False]
-
-    clock.now += 9.0
-
-    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, True, True]
-    assert not watch.disowns(0, "one", clock())
 
 
 def test_one_connection_asks_for_all_while_what_the_node_said_is_young():
@@ -248,19 +199,6 @@ def test_clocks_may_move_where_the_settings_say_so():
     watch, clock = admission(clock_guard=False)
 
     assert {tell(watch, clock, 1, ahead).kind for ahead in (60.0, 0.0, 500.0)} == {Kind.ACCEPTED}
-
-
-def test_own_clock_counts_while_few_nodes_are_known():
-    """Of two nodes that disagree, the one that agrees with the client votes; a wrong client agrees with none."""
-    watch, clock = admission()
-    tell(watch, clock, 0, ahead=60.0)
-    assert list(watch.doubts) == [0]
-
-    tell(watch, clock, 1)
-    assert list(watch.doubts) == [0]
-
-    tell(watch, clock, 2, ahead=60.0)
-    assert list(watch.doubts) == [1]
 
 
 def test_late_replies_are_reported_unless_they_only_confirm_the_outcome():

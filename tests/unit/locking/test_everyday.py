@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 import warnings
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -499,6 +500,14 @@ Task: Any = type("Task", (), {"__module__": "celery.app.task", "__call__": lambd
 async def coroutine() -> None: ...
 
 
+def generator() -> Any:
+    yield
+
+
+async def async_generator() -> Any:
+    yield
+
+
 def lease() -> Any:
     """Return a lease, which the test leaves behind."""
     return lock("lease", wait=0).acquire()
@@ -538,6 +547,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: fenced(lease(), retries=-1), ValueError, "retries must be a whole number from 0, not -1"),
     (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
+    (lambda: lock("a")(partial(generator)), TypeError, "cannot be decorated with a lock.* inside it"),
+    (lambda: lock("a")(async_generator), TypeError, "cannot be decorated with a lock.* inside it"),
     (lambda: lock("a")(Task()), TypeError, r"Celery task .*Write @lock\(\.\.\.\) below"),
     (lambda: lock("a")("shop.jobs.work"), TypeError, "decorates a function, not 'shop.jobs.work'"),
     (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'. It has ttl"),
