@@ -168,7 +168,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
         and each.target not in ("nodes", "runtime", "core", "exceptions")
         and not each.name.startswith("django_redlock.contrib.consensus")
     ),
-    "The parts that decide, vote and drive work without Django, except for its databases as nodes.": lambda each: (
+    "What decides, votes and drives works without Django, except for its databases as nodes.": lambda each: (
         each.top == "django" and each.room in BELOW_DJANGO and each.where not in OF_DJANGO
     ),
     "No module of the engine has a clock or a watchdog of its own.": lambda each: (
@@ -177,7 +177,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     "A simulation replaces nothing but an event loop's methods.": lambda each: (
         each.name.startswith("unittest.mock") and each.where != "testing/simulation.py"
     ),
-    "Users seed random, so only pauses come from it, and what a simulation or a contract of nodes tries.": lambda each: (
+    "Users seed random, so only pauses come from it, and what simulations and contracts of nodes try.": lambda each: (
         each.top in ("random", "uuid") and each.where not in DRAWING
     ),
     "What decides about calls and messages imports the core, exceptions and the standard library alone.": lambda each: (
