@@ -647,12 +647,9 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key, message):
     assert f"@locked_view on tests.unit.test_views.show, key {key!r}" in str(refused.value)
 
 
-def test_view_without_arguments_has_none_to_suggest():
+def test_class_missing_argument_and_missing_middleware_are_named():
     with pytest.raises(ImproperlyConfigured, match=r"'{pk}' names no argument of the view \(it has none\)"):
         locked_view("{pk}")(lambda *args: None)
-
-
-def test_class_missing_argument_and_missing_middleware_are_named():
     with pytest.raises(ImproperlyConfigured, match=r"on a class, key 'order:\{pk': "):
         method_decorator(locked_view("order:{pk"), name="dispatch")(type("Pay", (View,), {}))
     with pytest.raises(ImproperlyConfigured, match=r"there is no 'pk', only slug\."):

@@ -295,13 +295,6 @@ async def test_decorated_function_is_skipped_when_the_lock_is_taken():
     assert ran == []
     assert await awork() == "done"
     assert await asyncio.to_thread(work) == "done"
-    with pytest.raises(TypeError, match="try_acquire"):
-        await asyncio.to_thread(skipping.__enter__)
-    with pytest.raises(TypeError, match="atry_acquire"):
-        async with skipping:
-            pass
-    with pytest.raises(ValueError, match="'raise' or 'skip'"):
-        lock("skip", if_taken="ignore")  # type: ignore[arg-type]
 
 
 # How long to wait
@@ -444,14 +437,6 @@ def test_lock_for_the_commit_is_taken_twice_in_one_transaction_only_if_it_is_ree
     assert lock("commit", wait=0).acquire().release() == "released"
 
 
-async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
-    """Django's transactions are synchronous, and acquire() leaves the release to its caller."""
-    with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
-        await lock("commit", on_commit=True).aacquire()
-    with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
-        await asyncio.to_thread(lock("commit", on_commit=True).acquire)
-
-
 @pytest.mark.django_db(transaction=True)
 def test_commit_that_django_does_not_see_is_refused():
     """With autocommit off, Django learns of no commit, so on_commit=True is refused, as transaction.on_commit() is."""
@@ -538,6 +523,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         RuntimeError,
         "has cancel_on_lost, which works with 'async with' only",
     ),
+    (lambda: lock("a", on_commit=True).acquire(), RuntimeError, "on_commit=True, which works with 'with' only"),
+    (lambda: asyncio.run(lock("a", on_commit=True).aacquire()), RuntimeError, "which works with 'with' only"),
+    (lambda: lock("a", if_taken="ignore"), ValueError, "'raise' or 'skip'"),
+    (lambda: lock("a", if_taken="skip").__enter__(), TypeError, "try_acquire"),
+    (lambda: asyncio.run(lock("a", if_taken="skip").__aenter__()), TypeError, "atry_acquire"),
     (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
     (lambda: pickle.dumps(lease()), TypeError, "cannot be pickled or copied"),

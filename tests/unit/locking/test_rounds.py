@@ -16,12 +16,11 @@ from django_redlock.engine import redelivery
 from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
 from django_redlock.engine.rounds import Gather
 from django_redlock.engine.rounds_async import AsyncGather, TimeLimits
-from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
 from django_redlock.runtime import clock
 from django_redlock.runtime.clock import OWED, SLICES, Patience, steady
 from django_redlock.testing import Simulation
-from tests.managers import Blocking, Flavour, Manager, eventually, rules
+from tests.managers import Flavour, Manager, eventually, rules
 
 NAMES = ("a", "b", "c")
 PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
@@ -357,26 +356,3 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     await eventually(lambda: not manager.driver.redelivery._thread.running)
     await flavour.close(manager)
     manager.close()
-
-
-async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flavour):
-    """Leases that cannot be extended cost one round of a node timeout in all, and those of others continue."""
-    ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, **some)) for some in (HASTY, PATIENT))
-    wasted = [await flavour.acquire(ill.lock(f"a{number}")) for number in range(300)]
-    lease = await flavour.acquire(well.lock("b"))
-    rounds, renewals = [], ill._renewals
-    ill._renewals = lambda *args: (rounds.append(one) or one for one in renewals(*args))
-    for node in ill.nodes:
-        node.deaf = True
-
-    if isinstance(flavour, Blocking):
-        Watchdog()._tend([*wasted, lease])
-    else:
-        await AsyncWatchdog()._tend([*wasted, lease])
-
-    assert (len(rounds), lease.extensions, wasted[0].extensions) == (1, 1, 0)
-    for one in [*wasted, lease]:
-        one.release(wait=False)
-    for manager in (ill, well):
-        await flavour.close(manager)
-        manager.close()
