@@ -154,11 +154,7 @@ def test_lists_fit_the_terminal(five, on_terminal, command, width, left_out):
     ],
 )
 def test_narrow_terminal_breaks_no_line_of_the_list(five, on_terminal, width, titles, unicode):
-    """
-    The name is left to the last; who holds it, its state and for how long give way before.
-
-    Signs that the terminal cannot show (``LC_ALL=C``) are escaped before the columns are made, also that of a cut.
-    """
+    """The name is left to the last; signs that the terminal cannot show (``LC_ALL=C``) are escaped before."""
     put("b\u00fccher:\u8f93\u5165\u76ee\u5f55:7" if not unicode else "orders:very-long-name:7")
     put("short", B)
     out = Terminal()

@@ -56,11 +56,7 @@ def reasons() -> list[Staleness]:
     ],
 )
 def test_the_remaining_time_is_what_a_quorum_grants(five, lefts, others, state, remaining):
-    """
-    It is the quorum-th largest of the majority, minus drift; a lock without end needs a quorum of such keys.
-
-    A lock on only two of five nodes is partial, never held, and has the names of those nodes.
-    """
+    """It is the quorum-th largest of the majority, minus drift; with fewer nodes a lock is partial or split."""
     put_each(five, value(A), *lefts)
     put_each(five[len(lefts) :], value(B), *others)
     put_each(five, value(), -1, -1, -1, name="gone")

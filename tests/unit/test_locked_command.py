@@ -158,11 +158,7 @@ def test_subclass_of_a_command_with_two_locks_has_both():
 
 @pytest.mark.parametrize("body", [{"handle": Import.handle}, {}])
 def test_two_bases_with_locks_need_a_lock_of_their_own(body):
-    """
-    ``self.lease`` can be only one of the two; the error names both classes, and what it advises works.
-
-    Two bases with the lock of one class are no problem.
-    """
+    """``self.lease`` can be only one of two; what the error says to write works. Bases with one lock are no problem."""
     with pytest.raises(
         TypeError, match=r"\.Decorated and .*\.WholeClass.*write @locked_command\(\.\.\.\) above its own"
     ):
@@ -351,11 +347,7 @@ def test_command_is_locked_while_it_runs(decorate, name):
 
 @pytest.mark.parametrize(("level", "events"), [("INFO", []), ("DEBUG", ["command_skipped"] * 3)])
 def test_run_that_gets_no_lock_has_an_exit_code(caplog, level, events):
-    """
-    A run without the lock does not begin; its exit code says whether the lock is taken or nobody can tell.
-
-    The error says it, and the log only if it shows everything; so a skip with the exit code 0 prints nothing.
-    """
+    """The code says whether the lock is taken or nobody can tell. So does the error; the log has it at DEBUG only."""
 
     def ended(message, **options):
         with pytest.raises(CommandError, match=message) as error:

@@ -253,11 +253,7 @@ an_action = action(detail=True, methods=["post"])
     ],
 )
 def test_lock_of_a_method_that_cannot_work_is_found_when_the_class_is_made(base, name, decorate, message):
-    """
-    A key that can never be resolved, and a method that gets no request, are errors at import.
-
-    The framework calls such a method for another purpose, so that a lock of it would not be that of the request.
-    """
+    """A key that can never be resolved, or a method that handles no request, is an error at import."""
     with pytest.raises((ImproperlyConfigured, RuntimeError, TypeError, ValueError)) as wrong:
         type("Pay", (base,), {name: decorate(handler(name))})
 
@@ -506,11 +502,7 @@ class HiddenAction(ViewSet):
 def test_method_that_hides_the_lock_is_refused_under_atomic_requests(
     settings, api, order, monkeypatch, view, method, hider
 ):
-    """
-    The transaction is not left to a lock that comes later: it is rolled back, and a check says where to put the lock.
-
-    Without ATOMIC_REQUESTS nothing is wrong: the lock is taken when the locked method is called.
-    """
+    """What it changed is rolled back, and a check says where to put the lock; else nothing is wrong."""
     settings.ROOT_URLCONF = (path("<int:pk>/", view),)
     assert api.generic(method, "/7/").status_code == 200
     assert findings() == []
@@ -643,13 +635,7 @@ class ByName(ViewSet):
     ],
 )
 def test_lock_that_no_request_takes_or_can_take_is_found_by_a_check(settings, prefix, views, found):
-    """
-    By default GET takes no lock, so a class that handles nothing else is never locked.
-
-    A ViewSet has several URLs, and its subclasses have more: a lock is of use if a request to one takes it. Requests to
-    a URL without an argument of the key would fail, as those of create() do if the key has the primary key; one warning
-    is enough.
-    """
+    """A lock is of use if requests to any URL of a set, or of a subclass, take it; some URLs lack its argument."""
     router = SimpleRouter()
     for view in views:
         router.register(prefix, view, basename=view.__name__)

@@ -391,11 +391,7 @@ def test_view_may_call_another_one_with_its_lock_inside_the_transaction(client, 
 @pytest.mark.parametrize("how", ["ends", "raises", "is left", "is closed twice"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
 async def test_stream_holds_the_lock_until_it_is_over(caplog, asynchronous, how):
-    """
-    The server closes the response at its end, or when the client goes away in the middle.
-
-    ASGI does not close a response whose iterator raises: that releases the lock as well. Nothing is logged as lost.
-    """
+    """Until the response is closed or its iterator raises, after which ASGI does not close it. No loss is logged."""
 
     def parts():
         yield b"one"
@@ -478,11 +474,7 @@ BROWSER, PROGRAM = "text/html,application/xhtml+xml,*/*;q=0.8", "text/html;q=0.5
     ],
 )
 def test_answer_to_a_request_that_gets_no_lock(on_busy, accept, down, status, title):
-    """
-    A browser, and a client without a preference, gets a page; a program gets problem details (RFC 9457).
-
-    Neither has the name of the lock. A missing quorum is not the client's fault, whatever ``on_busy`` says.
-    """
+    """A page for a browser, problem details (RFC 9457) for a program; without a quorum, it is 503 in any case."""
     view = locked_view("order:7", on_busy=on_busy)(lambda request: HttpResponse())
     with lock(NAME):
         for node in locks["default"].nodes[:down]:

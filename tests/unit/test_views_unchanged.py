@@ -263,11 +263,7 @@ class Site:
 def test_locked_view_differs_only_by_its_lock(
     settings, monkeypatch, lock_events, kind, asynchronous, place_of_lock, atomic
 ):
-    """
-    Status, transactions and marks are those of the same view without the lock; a taken lock lets no body run.
-
-    The lock is taken before the body, and released when no transaction is open any more.
-    """
+    """Status, transactions and marks are those of the same view without the lock, which is around all of them."""
     settings.MIDDLEWARE = []
     monkeypatch.setattr(logging.getLogger("django.request"), "disabled", True)  # it would mail the admins each error
     settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": []}

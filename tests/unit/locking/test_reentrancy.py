@@ -111,7 +111,7 @@ async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make:
 
 @pytest.mark.parametrize("again", [True, False], ids=["entered twice", "entered once"])
 async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(make: Manager, again: bool):
-    """A loss that the body has seen and ignored cancels it at its next await, and once: the outer block asked for it."""
+    """A loss that the body has seen and ignored cancels it at its next await, once: the outer block asked for it."""
     manager = make()
     with pytest.raises(LockLostError):  # noqa: PT012
         async with manager.lock("a", renew=False, reentrant=again, cancel_on_lost=True) as lease:
