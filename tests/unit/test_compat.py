@@ -360,16 +360,16 @@ async def test_reset_that_nodes_do_not_carry_out_names_them(make, monkeypatch):
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_lost_lock_is_one_record_of_the_log(make, sim, caplog, ended):
-    """It does not matter whether the lease has noticed the loss, or only the release at the end of the block does."""
+    """
+    It does not matter whether the lease has noticed the loss, or only the release at the end of the block does.
+
+    Leaving the block raises the loss, unless an exception of the body does.
+    """
     async with entered(make(timeout=5, raise_on_release_error=False)) as lock:
         await (wait(sim, lock, 6) if ended else done(force_release()))
 
     records = [(record.levelname, record.lock) for record in caplog.records if record.event == "lock_lost"]
     assert records == [("ERROR" if ended else "WARNING", NAME)]
-
-
-async def test_block_whose_lock_was_lost(make):
-    """Leaving it raises the loss, unless an exception of the body does."""
     with pytest.raises(LockNotOwnedError):
         async with entered(make(timeout=5)):
             force_release()
