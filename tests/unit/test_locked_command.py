@@ -281,27 +281,13 @@ def test_only_commands_and_functions_can_be_locked(target):
 # A run
 
 
-def test_instance_in_two_threads_runs_once():
-    """The second thread is skipped, although the command itself may call its ``handle()`` while it has the lock."""
-    entered = []
-
-    def work(self):
-        entered.append(self)
-        in_thread(lambda: call_command(self))
-
-    shared = command(locked_command("nightly"), work)
-
-    with pytest.raises(CommandError, match="Skipped") as skipped:
-        call_command(shared)
-
-    assert (len(entered), skipped.value.returncode) == (1, 75)
-    assert is_free("command:nightly")
-
-
 def test_instance_has_the_lease_of_one_thread():
-    """A second thread that gets a lock with the same instance is refused: ``self.lease`` would be that of the first."""
+    """A second thread with the same instance is skipped or, with another lock, refused: there is one ``self.lease``."""
 
     def work(self):
+        with pytest.raises(CommandError, match="Skipped") as skipped:
+            in_thread(lambda: call_command(self, supplier="1"))
+        assert skipped.value.returncode == 75
         with pytest.raises(CommandError, match=r"works in another thread.*make an instance for each"):
             in_thread(lambda: call_command(self, supplier="2"))
         assert is_free("command:import:2")

@@ -270,20 +270,22 @@ def keeping(view):
     return wrapper
 
 
+orders = locked_view("orders")
+
+
 @pytest.mark.parametrize("name", ["initial", "perform_update", "check_permissions", "initialize_request"])
-@pytest.mark.parametrize("by", ["decorator of the method", "method_decorator", "decorator of the class"])
-def test_method_that_handles_no_request_is_found_by_a_check(settings, name, by):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: type("Pay", (UpdateAPIView,), {name: keeping(orders(handler(name)))}),
+        lambda name: type("Pay", (UpdateAPIView,), {name: method_decorator(never_cache)(orders(handler(name)))}),
+        lambda name: method_decorator(orders, name=name)(type("Pay", (UpdateAPIView,), {name: handler(name)})),
+    ],
+    ids=["decorator of the method", "method_decorator", "decorator of the class"],
+)
+def test_method_that_handles_no_request_is_found_by_a_check(settings, make, name):
     """The class did not see the lock, so nothing was refused when it was made."""
-
-    class Pay(UpdateAPIView):
-        method = locked_view("orders")(lambda self, request: Response())
-        if by != "decorator of the class":
-            vars()[name] = {"method_decorator": method_decorator(never_cache)}.get(by, keeping)(method)
-        del method
-
-    if by == "decorator of the class":
-        Pay = method_decorator(locked_view("orders"), name=name)(Pay)
-    settings.ROOT_URLCONF = (path("<int:pk>/", Pay.as_view()),)
+    settings.ROOT_URLCONF = (path("<int:pk>/", make(name).as_view()),)
 
     [found] = run_checks(tags=["urls"])
     assert (found.id, f"Pay.{name}() handles no request. Decorate the class" in found.msg) == ("redlock.E014", True)
