@@ -258,13 +258,10 @@ def test_failure_that_may_pass_is_no_wrong_setting_until_it_has_lasted(
 def test_failure_that_passed_in_between_begins_anew():
     """Ten seconds of the same answer count, not two answers that are ten seconds apart."""
     attempt = Attempt(nodes=1, wait=30.0)
-    step = attempt.step
-    for number in range(9):
+    step, number = attempt.step, 0
+    while not isinstance(step, GaveUp):
         attempt.step.receive(0, failed(Failure.TIMEOUT if number % 2 else Failure.REPLICA))
-        step = attempt.proceed(0.1)
-        step = attempt.go_on(step.seconds + 4.0) if not isinstance(step, GaveUp) else step
-        if isinstance(step, GaveUp):
-            break
+        step, number = attempt.proceed(0.1), number + 1
+        step = step if isinstance(step, GaveUp) else attempt.go_on(step.seconds + 4.0)
 
-    assert isinstance(step, GaveUp)
     assert not step.misconfigured
