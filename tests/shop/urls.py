@@ -7,8 +7,6 @@ from . import views
 urlpatterns = [
     path("pay/<int:pk>/", views.pay),
     path("touch/<int:pk>/", views.touch),
-    path("pay-without-transaction/<int:pk>/", views.pay_without_transaction),
-    path("pay-without-transaction-below/<int:pk>/", views.pay_without_transaction_below),
     path("pay-under-two-locks/<int:pk>/", views.pay_under_two_locks),
     path("pay-class-and-method/<int:pk>/", views.PayByClassAndMethod.as_view()),
     path("pay-part/<int:pk>/", partial(views.pay)),

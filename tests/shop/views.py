@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -37,18 +36,6 @@ def pay(request: HttpRequest, pk: int) -> HttpResponse:
 def touch(request: HttpRequest, pk: int) -> HttpResponse:
     During.action()
     return HttpResponse("touched")
-
-
-@transaction.non_atomic_requests("warehouse")
-@locked_view("order:{pk}")
-def pay_without_transaction(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
-
-
-@locked_view("order:{pk}")
-@transaction.non_atomic_requests("warehouse")
-def pay_without_transaction_below(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
 
 
 @locked_view("order:{pk}")

@@ -15,7 +15,6 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
-from django.db import connections
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
@@ -220,18 +219,6 @@ def test_lock_error_of_the_view_is_not_taken_for_its_own():
 # Classes and coroutines
 
 
-async def test_coroutines_are_locked_until_they_are_done(async_client):
-    """An async view holds the lock while it runs, not while it is created."""
-    held = []
-    during(lambda: held.append(not is_free(NAME)))
-
-    answer = await async_client.post("/apay/7/")
-
-    assert (answer.status_code, held, is_free(NAME)) == (200, [True], True)
-    async with lock(NAME):
-        assert (await async_client.post("/apay/7/")).status_code == 409
-
-
 async def test_cancelled_request_releases():
     """A client that goes away while its view runs leaves no lock behind."""
     started = asyncio.Event()
@@ -323,19 +310,6 @@ def test_loss_that_only_the_release_shows_is_one_error(client, settings, leases,
 
     view = f"tests.shop.views.{path.split('/')[1]}"
     assert losses(caplog) == [f"the lock of view {view} ended before the view did: {NAME} (forgotten)"]
-
-
-@TWO_DATABASES
-def test_view_without_transaction_stays_without(client, order, atomic_requests):
-    """``non_atomic_requests`` works above and below ``locked_view``; a request that is not locked has a transaction."""
-    inside = []
-    during(lambda: inside.append(connections["warehouse"].in_atomic_block))
-
-    client.post("/pay-without-transaction/7/")
-    client.post("/pay-without-transaction-below/7/")
-    client.get("/pay/7/")
-
-    assert inside == [False, False, True]
 
 
 @locked_view("order:{pk}")
