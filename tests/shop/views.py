@@ -4,9 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.utils.decorators import method_decorator
-from django.views import View
-from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from django_redlock import lock, locked_view
@@ -36,23 +33,6 @@ def pay(request: HttpRequest, pk: int) -> HttpResponse:
 def touch(request: HttpRequest, pk: int) -> HttpResponse:
     During.action()
     return HttpResponse("touched")
-
-
-@locked_view("order:{pk}")
-@locked_view("shop")
-def pay_under_two_locks(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
-
-
-class PayByDecoratedMethod(View):
-    @method_decorator(never_cache)
-    @locked_view("order:{pk}")
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
-@locked_view("shop")
-class PayByClassAndMethod(PayByDecoratedMethod): ...
 
 
 @locked_view("order:{pk}")

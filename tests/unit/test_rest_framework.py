@@ -345,6 +345,11 @@ class ByTwoDecorators(APIView):
     post = locked_view("shop")(locked(pay))
 
 
+@locked_view("shop")
+class ByClassAndMethod(View):
+    post = method_decorator(never_cache)(locked(pay))
+
+
 class OneLockTwice(ViewSet):
     create = locked(pay)
 
@@ -386,6 +391,8 @@ WAYS = {
     "two names": (ByOneFunction.as_view(), ["POST", "PUT"]),
     "property": (ByProperty.as_view(), ["POST"]),  # in the class it is no function
     "two locks": (ByTwoDecorators.as_view(), ["POST"]),
+    "class and method": (ByClassAndMethod.as_view(), ["POST"]),
+    "partial": (partial(locked(partial(pay, None))), ["POST"]),
     "one lock twice": (OneLockTwice.as_view({"post": "update"}), ["POST"]),
     "method of WebDAV": (Finds.as_view(), ["PROPFIND"]),
     "method of WebDAV below a decorator": (FindsBelow.as_view(), ["PROPFIND"]),
@@ -460,6 +467,16 @@ class HiddenPost(View):
     post = method_decorator(never_cache)(locked(pay))
 
 
+@locked
+class WholeClass(View):
+    post = pay
+
+
+class HiddenByDispatch(WholeClass):
+    def dispatch(self, request, *args, **kwargs):
+        return super().dispatch(request, *args, **kwargs)
+
+
 class HiddenByName(HiddenPost):
     def post(self, request, pk):
         return HiddenPost.post(self, request, pk)
@@ -486,6 +503,7 @@ class HiddenAction(ViewSet):
         (DispatchesForm.as_view(), "POST", "DispatchesForm.dispatch()"),
         (DispatchesTwice.as_view(), "PUT", "DispatchesTwice.dispatch()"),
         (DispatchesOneFunction.as_view(), "PUT", "DispatchesOneFunction.dispatch()"),
+        (HiddenByDispatch.as_view(), "POST", "HiddenByDispatch.dispatch()"),
         (HiddenByName.as_view(), "POST", "HiddenByName.post()"),
         (HiddenByCall.as_view({"post": "partial_update"}), "POST", "HiddenByCall.partial_update()"),
         (HiddenAction.as_view({"post": "create"}), "POST", "HiddenAction.create()"),
@@ -504,11 +522,14 @@ def test_method_that_hides_the_lock_is_refused_under_atomic_requests(
     order.save()
     monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
 
-    with pytest.raises(RuntimeError, match="is inside a transaction"):
+    with pytest.raises(RuntimeError, match=r"is inside a transaction.* put @locked_view on what the URL leads to"):
         api.generic(method, "/7/")
 
     assert not paid_as_others_see()
-    assert any(f".{hider} hides the @locked_view" in each.msg for each in findings()) is (hider is not None)
+    found = [each for each in findings() if f".{hider} hides the @locked_view" in each.msg]
+    owner, _, name = str(hider).partition(".")
+    where = f"the class {owner}" if name == "dispatch()" else hider
+    assert [f"{where} as well" in each.hint for each in found] == ([] if hider is None else [True])
 
 
 @locked
