@@ -385,34 +385,26 @@ def test_exception_of_the_command_releases():
     assert is_free("command:nightly")
 
 
-@pytest.mark.parametrize(
-    ("key", "options", "message"),
-    [
-        ("{supplier}", {}, r"\{supplier\} has no value for this run: it is empty"),
-        ("{suplier}", {}, r"\{suplier\} has no value for this run: there is no 'suplier', only .*supplier"),
-        ("{region}", {}, r"\{region\} has no value for this run: there is no 'region'"),
-        ("{parts}", {"parts": ["a"]}, "a list cannot be part of a lock's name"),
-        (lambda **options: None, {}, "the callable has no value for this run"),
-    ],
-)
-def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message):
-    """A run without a value for the key fails, and names the command and the key."""
-    with pytest.raises(CommandError, match=rf"@locked_command on tests\.unit\.test_locked_command.*{message}"):
-        call_command(command(locked_command(key), lambda self: pytest.fail("ran")), **options)
+WHERE = r"@locked_command on tests\.unit\.test_locked_command.*"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "given", "message"),
     [
-        ({"key": "{supplier}"}, "has characters that UTF-8 cannot encode"),
-        ({"using": "nope"}, "REDLOCK has no alias 'nope'"),
-        ({"ttl": 1e6}, r"ttl must be from 0\.1 to 60 seconds"),
+        ({"key": "{supplier}"}, {}, WHERE + r"\{supplier\} has no value for this run: it is empty"),
+        ({"key": "{suplier}"}, {}, WHERE + r"\{suplier\} has no value .*: there is no 'suplier', only .*supplier"),
+        ({"key": "{region}"}, {}, WHERE + r"\{region\} has no value for this run: there is no 'region'"),
+        ({"key": "{parts}"}, {"parts": ["a"]}, WHERE + "a list cannot be part of a lock's name"),
+        ({"key": lambda **options: None}, {}, WHERE + "the callable has no value for this run"),
+        ({"key": "{supplier}"}, {"supplier": "\udcff"}, "has characters that UTF-8 cannot encode"),  # no UTF-8
+        ({"using": "nope"}, {}, "REDLOCK has no alias 'nope'"),
+        ({"ttl": 1e6}, {}, r"ttl must be from 0\.1 to 60 seconds"),
     ],
 )
-def test_lock_that_cannot_be_named_or_configured_is_no_traceback(options, message):
-    """The shell passes bytes that are not UTF-8 as half of a surrogate pair; settings may lack the alias."""
+def test_run_whose_lock_has_no_name_or_settings_fails(options, given, message):
+    """It never takes a lock that others share, and the error names the command and the key, without a traceback."""
     with pytest.raises(CommandError, match=message):
-        call_command(command(locked_command(**options), lambda self: pytest.fail("ran")), supplier="\udcff")
+        call_command(command(locked_command(**options), lambda self: pytest.fail("ran")), **given)
 
 
 @pytest.mark.parametrize("key", ["{supplier", "{0}", "{supplier[0]}", "", 7])
