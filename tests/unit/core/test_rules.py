@@ -129,6 +129,23 @@ def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
     assert sorted(bool(watch.objection(node)) for node in range(2)) == [False, True]
 
 
+def test_server_that_is_listed_twice_votes_once_and_says_for_which_node():
+    """The node that was asked first votes, for as long as it is that server, and for some seconds if it is silent."""
+    watch, clock = admission(restart_guard=False)
+    watch.greet(1, Greeting("one"))
+    watch.greet(0, Greeting("one"))
+    assert [watch.objection(node) for node in range(2)] == ["is the same server as b", ""]
+
+    clock.now += 9.0
+    watch.greet(1, Greeting("two"))  # its address was corrected
+    watch.greet(0, Greeting("one"))
+    assert [watch.objection(node) for node in range(2)] == ["", ""]
+
+    clock.now += 30.0
+    watch.greet(2, Greeting("two"))
+    assert watch.objection(2) == ""
+
+
 def test_one_connection_asks_for_all_while_what_the_node_said_is_young():
     """Later each one asks, because its vote may count before the answer to another one comes."""
     watch, clock = admission(restart_guard=False)
