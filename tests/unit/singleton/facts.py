@@ -67,7 +67,7 @@ class Facts:
         cannot_store: Whether no outcome can be stored.
         lost: Whether the slot of the run is lost right after it was taken.
         length: How long the last run took; 0.0 is not known.
-        ahead: How many waiters come before the message in the queue of its slot.
+        ahead: How many waiters come before the message in the queue of its slot; None if it is in none.
         kept: For how long the worker has had the message.
         here: The row that this thread has stored.
         unheard: Whether no node hears that a lock is freed, or written.
@@ -84,7 +84,7 @@ class Facts:
     cannot_store: bool = False
     lost: bool = False
     length: float = 0.0
-    ahead: int = 0
+    ahead: int | None = 0
     kept: float | None = 0.0
     here: str = ""
     unheard: bool = False
@@ -263,6 +263,6 @@ def scene(kind: Any, /, **about: Any) -> tuple[Any, Facts]:
         parts.append({name: about.pop(name) for name in names & about.keys()})
     facts, options, own = parts
     rules = SingletonOptions(**options)
-    scope = {"scope": rules.scope} if "scope" in options else {}
+    scope = {name: getattr(rules, name) for name in ("scope", "limit") if name in options}
     ticket = replace(own.pop("ticket", TICKET), **scope, **about)
     return kind(ticket=ticket, rules=rules, **own), Facts(**facts)
