@@ -26,7 +26,7 @@ STAGES = ("auth", "greeting", "script", "survey", "subscription")
 ALL = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
 FORMS = {
     "redis": ("lines", "pieces", "slow", "control"),
-    "rediss": ("lines", "slow", "handshake"),
+    "rediss": ("lines", "handshake"),
     "etcd": ALL,
     "zookeeper": ALL[:1] + ALL[2:],  # a line is a frame that is too large, as "bulk" is
 }

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +81,10 @@ class Shop:
 
     def row(self, task_id: str) -> tuple[str, int]:
         """Return the status of a row, and how many workers have begun it."""
-        status, attempts = self.run(
-            f"result = once.get_backend().get_result({task_id!r}); print(json.dumps([result.status, result.attempts]))"
-        )
-        return status, attempts
+        statement = "SELECT status, worker_ids FROM django_tasks_database_dbtaskresult WHERE id = ?"
+        with closing(sqlite3.connect(self.env["TEST_DATABASE"], timeout=60)) as database:
+            status, workers = database.execute(statement, [task_id.replace("-", "")]).fetchone()
+        return status, len(json.loads(workers))
 
     def end(self) -> None:
         for process in self._processes:
@@ -92,23 +95,35 @@ class Shop:
 Make = Callable[[str], Shop]
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes with an empty database that has its tables, which each test copies."""
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DJANGO_SETTINGS_MODULE": "tests.server.tasks.task_settings",
+        "TEST_BACKEND": "db",
+        "TEST_DATABASE": str(tmp_path_factory.mktemp("tasks") / "db.sqlite3"),
+        "TEST_NODES": "redis://127.0.0.1:1",
+        "TEST_SERVER": "redis://127.0.0.1:1",
+    }
+    subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=env, check=True)
+    return env
+
+
 @pytest.fixture
-def make(tmp_path: Path, nodes: Servers, rq_server: Server) -> Iterator[Make]:
+def make(tmp_path: Path, nodes: Servers, rq_server: Server, migrated: dict[str, str]) -> Iterator[Make]:
     shops: list[Shop] = []
 
     def make(backend: str) -> Shop:
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "DJANGO_SETTINGS_MODULE": "tests.server.tasks.task_settings",
+        env = migrated | {
             "TEST_BACKEND": backend,
-            "TEST_DATABASE": str(tmp_path / "db.sqlite3"),
+            "TEST_DATABASE": shutil.copy(migrated["TEST_DATABASE"], tmp_path),
             "TEST_NODES": ",".join(nodes.urls[:3]),
             "TEST_NOTES": str(tmp_path),
             "TEST_SERVER": rq_server.url,
         }
         shops.append(Shop(env, tmp_path, backend))
         rq_server.reset()
-        subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=env, check=True)
         return shops[-1]
 
     yield make

@@ -84,11 +84,10 @@ def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fa
 
 
 @ON_REDIS
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what, pool):
-    """A message that may be done is put back, and runs when the backend is there again."""
-    needs("gevent", pool == "prefork" or find_spec("gevent"), "pip install gevent")
-    queue, options = f"again-{pool}", {"pool": pool, "concurrency": 1}
+def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what):
+    """A message that may be done is put back, and runs when the backend is there again, also under gevent."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+    queue, options = "again", {"pool": "gevent", "concurrency": 1}
     worker = start(queue, **options, **lonely)
     result = task("hold_late").apply_async((what,), queue=queue)
     stage.hear("started")
