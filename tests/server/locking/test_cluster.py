@@ -127,14 +127,6 @@ def test_greenlets_wait_and_are_renewed(three: Cluster, nodes: Servers):
     run_greenlets([*nodes.urls[:2], three.url])
 
 
-async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavour):
-    """Another member that the URL names says where the slot is."""
-    url = f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"
-    manager = real_manager([url], ttl=60.0, node_timeout=10.0)
-
-    assert await flavour.release(await held(flavour, manager)) == "released"
-
-
 NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\n"
 
 

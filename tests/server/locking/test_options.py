@@ -32,22 +32,6 @@ async def take(flavour: Flavour, manager: LockManager, name: Any, **options: Any
 # limit
 
 
-async def test_lock_with_a_limit_has_no_more_holders_than_that(real: Manager, flavour: Flavour):
-    """A counting semaphore over a majority is unsound, so each permit is an exclusive lock."""
-    manager = real()
-
-    leases = [await take(flavour, manager, "a", limit=3) for _ in range(3)]
-    with pytest.raises(LockTakenError):
-        await take(flavour, manager, "a", limit=3)
-
-    assert await flavour.release(leases.pop()) == "released"
-    leases.append(await take(flavour, manager, "a", limit=3))
-    assert [await flavour.extend(lease) for lease in leases] == [True, True, True]
-    assert len({lease.secret for lease in leases}) == 3
-    for lease in leases:
-        assert await flavour.release(lease) == "released"
-
-
 async def test_waiters_for_a_permit_are_served_in_order(real: Manager, flavour: Flavour):
     """All permits share one queue; whichever becomes free goes to the first waiter."""
     manager = real()
@@ -281,21 +265,6 @@ async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(memory: Manag
 
 
 # ttl, many names
-
-
-async def test_extension_may_change_the_length_of_the_lease(real: Manager, flavour: Flavour):
-    """A shorter ttl applies as soon as it is sent, a longer one when a quorum agreed."""
-    manager = real()
-    lease = await take(flavour, manager, "a", ttl=40.0, renew=False)
-
-    assert await flavour.extend(lease, ttl=60.0)
-    assert 40 < lease.remaining() < 60
-    assert await flavour.extend(lease, ttl=30.0)
-    assert 10 < lease.remaining() < 30
-    with pytest.raises(ValueError, match="ttl must be from"):
-        await flavour.extend(lease, ttl=1000.0)
-
-    assert await flavour.release(lease) == "released"
 
 
 async def test_lease_that_is_made_much_shorter_is_looked_at_in_time(virtual: Virtual, flavour: Flavour):

@@ -103,18 +103,6 @@ async def test_free_lock_is_reserved_for_the_first_waiter(real: Manager, flavour
     await flavour.release(pushy)
 
 
-async def test_waiter_that_gives_up_leaves_the_queue_at_once(real: Manager, flavour: Flavour):
-    """Nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
-    manager = real()
-    holder = await flavour.acquire(manager.lock("a"))
-
-    with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.lock("a", wait=0.05))
-
-    await eventually(lambda: waiting(manager) == 0)
-    await flavour.release(holder)
-
-
 @pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
 async def test_cancelled_waiter_leaves_the_queue(real: Manager):
     """A cancelled waiter also leaves the queue."""

@@ -28,6 +28,7 @@ BEGIN = (
     "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
     "from django_redlock import locks; from django_redlock.inventory import find_lock; "
 )
+SHELL = "\nfor line in sys.stdin: exec(json.loads(line)); print(flush=True)"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ class Shop:
         self._notes = notes
         self._backend = backend
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._shell: subprocess.Popen[bytes] | None = None
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program, which is killed at the end of the test."""
@@ -63,11 +65,20 @@ class Shop:
         return self.start("-m", "django", "redlock_reap_tasks", "--every=0.5")
 
     def run(self, code: str) -> Any:
-        """Run code in a process with the project, and return what it prints last, which is JSON."""
-        return printed(self.call(code))
+        """Run code in one process with the project, unless its environment changes; return the JSON that it prints."""
+        if self._shell is None or self._shell_env != self.env:
+            self._shell, self._shell_env = self.call(SHELL, stdin=subprocess.PIPE), dict(self.env)
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.write(json.dumps(code).encode() + b"\n")
+        self._shell.stdin.flush()
+        said = self._shell.stdout.readline()
+        assert self._shell.stdout.readline() == b"\n", "see its error"
+        return json.loads(said)
 
-    def call(self, code: str) -> subprocess.Popen[bytes]:
-        self._processes.append(spawn([sys.executable, "-c", BEGIN + code], env=self.env, stdout=subprocess.PIPE))
+    def call(self, code: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", BEGIN + code]
+        self._processes.append(spawn(command, env=self.env, stdout=subprocess.PIPE, **options))
         return self._processes[-1]
 
     def notes(self, what: str, word: str) -> list[list[str]]:
@@ -90,6 +101,8 @@ class Shop:
         for process in self._processes:
             process.kill()
             process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
 
 
 Make = Callable[[str], Shop]

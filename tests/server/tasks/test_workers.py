@@ -63,7 +63,7 @@ def test_row_whose_slot_another_run_has_waits_in_its_worker(shop):
         shop.worker()
     ids = shop.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
     begun(shop, "a")
-    shop.run("\nwhile not find_lock(serial.singleton.key('a', 0)).waiting: time.sleep(.01)\nprint('0')")
+    shop.run("while not find_lock(serial.singleton.key('a', 0)).waiting: time.sleep(.01)\nprint(0)")
 
     assert len(shop.notes("a", "began")) == 1
     shop.go("a")
@@ -161,7 +161,7 @@ def test_row_is_not_reaped_while_its_worker_writes_the_outcome(rows):
     rows.go("b")
     locked.communicate(timeout=60)
     wait_until(lambda: rows.row(task_id) == ("SUCCESSFUL", 1))
-    rows.run(f"\nwhile find_lock('alive:{task_id}'): time.sleep(.1)\nprint('0')")
+    rows.run(f"while find_lock('alive:{task_id}'): time.sleep(.1)\nprint('0')")
 
 
 def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):

@@ -1,7 +1,6 @@
 """Parts that fail around a run, and the calls that run all the same; see the table in docs/howto/celery-outcomes.md."""
 
 import json
-import os
 import signal
 import time
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from tests.conftest import needs
 from tests.managers import wait_until
 
 from . import project
-from .real import ON_BOTH, ON_REDIS, answer, consume, free, take_back, task
+from .real import ON_BOTH, ON_REDIS, answer, consume, free, kill, take_back, task
 
 # The result backend
 
@@ -164,7 +163,7 @@ def test_ended_before_the_body_begins(worker, stage, what, name, how):
     if how == "terminate":
         result.revoke(terminate=True)
     if how == "killed child":
-        os.kill(child, signal.SIGKILL)
+        kill(child)
 
     if how == "soft limit":  # Celery logs what a receiver raises, and runs the task
         stage.hear("started")

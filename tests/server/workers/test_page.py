@@ -12,7 +12,7 @@ from celery.exceptions import WorkerLostError
 
 from tests.managers import wait_until
 
-from .real import ON_REDIS, answer, consume, free, take_back, task, watching
+from .real import ON_REDIS, answer, consume, free, kill, take_back, task, watching
 
 pytestmark = ON_REDIS
 
@@ -84,7 +84,7 @@ def delivered_again(worker, stages):
     take_back(*(result.id for result in found))
     wait_until(lambda: all(watching(result.id) for result in found))
     assert not any(stages(call).heard() for call in calls)
-    os.kill(children[1], signal.SIGKILL)
+    kill(children[1])
     return calls, found
 
 
@@ -92,7 +92,7 @@ def delivered_again(worker, stages):
 def test_killed_child(worker, stage, what, name):
     """The message of a killed child is acknowledged, also with late acknowledgement; the slot is free at once."""
     result = task(name).delay(what)
-    os.kill(stage.hear("started"), signal.SIGKILL)
+    kill(stage.hear("started"))
 
     with pytest.raises(WorkerLostError):
         answer(result)
@@ -108,7 +108,7 @@ def test_killed_child(worker, stage, what, name):
 def test_killed_child_whose_message_is_rejected(worker, stage, what):
     """With ``reject_on_worker_lost`` as well, the message runs again, and has the slot until then."""
     result = task("hold_on").delay(what)
-    os.kill(stage.hear("started"), signal.SIGKILL)
+    kill(stage.hear("started"))
     assert task("hold_on").delay(what).id == result.id
 
     stage.hear("started")
