@@ -103,7 +103,6 @@ async def test_free_lock_is_reserved_for_the_first_waiter(real: Manager, flavour
     await flavour.release(pushy)
 
 
-@pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
 async def test_cancelled_waiter_leaves_the_queue(real: Manager):
     """A cancelled waiter also leaves the queue."""
     manager = real()
@@ -117,6 +116,7 @@ async def test_cancelled_waiter_leaves_the_queue(real: Manager):
 
     await eventually(lambda: waiting(manager) == 0)
     assert await holder.arelease() == "released"
+    await manager.aclose()
 
 
 async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
