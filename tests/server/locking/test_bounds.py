@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.attempt import HighestToken
 from django_redlock.core.protocol import HIGHEST, Failure, Kind, Repair
 from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
@@ -126,6 +127,17 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
         assert caught.value.misconfigured, value
         assert tell_nodes(manager, Repair(SLUG, 0, None)).replies[0].kind is Kind.RELEASED
         assert manager.survey(slugs=(SLUG,))[0].rows[0].fence == 0
+
+
+def test_floor_does_not_rise_above_what_can_be_proposed():
+    """A token that no node could exceed is ignored, whether a database or a node reported it."""
+    highest = HighestToken()
+    highest.lift(["a"], 2**63 - 1)
+    highest.lift(["a"], HIGHEST)
+    assert highest.of(["a"]) == 0
+    highest.lift(["a"], HIGHEST - 1)
+
+    assert highest.of(["a"]) == HIGHEST - 1
 
 
 # Operators
