@@ -29,9 +29,9 @@ from django.tasks.signals import task_finished, task_started
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.tasks import enqueue, reaper, singleton_task
 from django_redlock.tasks.run import running
-from django_redlock.testing.simulation import EPOCH
+from tests.machine.world import EPOCH, Dead
 
-from .world import Dead, Machine, World
+from .world import Machine, World
 
 if TYPE_CHECKING:
     from .task_schedule import TaskProfile
