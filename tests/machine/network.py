@@ -5,7 +5,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from math import exp
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
@@ -39,8 +39,8 @@ class Hazards:
     ways: tuple[float, ...] = (MOMENT,)  # seconds that a message takes; each process and node draw one of them
 
 
-class Observer(Protocol):
-    """What is told of the requests that nodes execute."""
+class Observer:
+    """Is told of what nodes do; this one ignores it."""
 
     def forgot(self, machine: Any) -> None:
         """A node lost its data."""
@@ -50,16 +50,6 @@ class Observer(Protocol):
 
     def executed(self, machine: Any, request: Request, reply: Reply, before: Any, repeated: bool) -> None:
         """A node executed a request."""
-
-
-class Blind:
-    """An observer that looks at nothing."""
-
-    def forgot(self, machine: Any) -> None: ...
-
-    def before(self, machine: Any, request: Request) -> Any: ...
-
-    def executed(self, machine: Any, request: Request, reply: Reply, before: Any, repeated: bool) -> None: ...
 
 
 class Node(Place):

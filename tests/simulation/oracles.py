@@ -15,6 +15,7 @@ from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
 from django_redlock.engine.lease import Lease
+from tests.machine.network import Observer
 from tests.machine.world import World
 
 from .profiles import TTL
@@ -50,7 +51,7 @@ Missing = Set[tuple[str, str]]
 """Names, and the secrets of those who hold them no longer on a node."""
 
 
-class Oracles:
+class Oracles(Observer):
     """Check one schedule, slug by slug: a lock with several permits has a slug for each of them."""
 
     def __init__(self, world: World, quorum: int, guarded: bool) -> None:

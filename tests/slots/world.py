@@ -22,7 +22,7 @@ from django_redlock.celery import worker as message
 from django_redlock.core.rules import Rules
 from django_redlock.runtime.process import process
 from tests.machine import world as machines
-from tests.machine.network import Blind, Faults, Hazards, Node
+from tests.machine.network import Faults, Hazards, Node, Observer
 from tests.machine.process import Bell, Process
 from tests.machine.world import EPOCH, FOR_EVER, Clock, Dead
 
@@ -89,7 +89,7 @@ class World(machines.World):
         super().__init__(seed, traced)
         self.rules = Rules(3, node_timeout=node_timeout)
         self.faults = Faults(self, hazards)
-        self.nodes = [Node(self, number, Blind()) for number in range(3)]
+        self.nodes = [Node(self, number, Observer()) for number in range(3)]
         self.machines: list[Machine] = []
         self._countdown = 0  # of requests, until *_then* is called
         self._then: Callable[[], object] = bool
