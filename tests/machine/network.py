@@ -352,6 +352,7 @@ class Wire(Link):
             if not repeated:
                 process.arrive(self._world.now + MOMENT, self.end)
             return
+        self.mute |= node.deaf or node.mute  # for good: a later reply would be taken for the one that is missing
         if node.deaf:
             return
         answer: Greeting | Reply
@@ -361,7 +362,7 @@ class Wire(Link):
             answer = failed(Failure.READONLY) if node.is_replica else node.greeting()
         if self.doomed:
             process.arrive(self._world.now + MOMENT, self.end)
-        elif not (repeated or self.mute or node.mute):
+        elif not (repeated or self.mute):
             arrives = self._last_in = max(self._last_in, self._faults.passes(process, node))
             process.arrive(arrives, self.deliver, answer)
 
