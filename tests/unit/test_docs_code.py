@@ -217,7 +217,7 @@ def accept(redlock: dict[str, Any], databases: dict[str, Any], where: str) -> No
 
 def test_links_of_the_readme_lead_to_files():
     """The README is not built with the other pages, so nothing else checks its links."""
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    links = re.findall(r"""(?:\]\(|src=|srcset=)"?([^)#"]+)""", (ROOT / "README.md").read_text(encoding="utf-8"))
 
     assert links
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
