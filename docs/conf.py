@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True  # a reference that leads nowhere is a warning, and the build turns warnings into errors
@@ -50,9 +51,19 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"django_redlock {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/mark.svg"
+COLOURS = {
+    "color-sidebar-link-text--top-level": "var(--color-sidebar-link-text)",
+    "color-sidebar-link-text": "var(--color-foreground-primary)",
+}
+html_theme_options = {
+    "light_css_variables": {**COLOURS, "color-brand-primary": "#b42318", "color-brand-content": "#0a58ca"},
+    "dark_css_variables": {**COLOURS, "color-brand-primary": "#ff8f80", "color-brand-content": "#7db4ff"},
+}
 
 # The models and the decorators of the reference are imported, which needs settings but no server.
 settings.configure(
@@ -66,6 +77,9 @@ django.setup()
 # no network and gives the same result everywhere.
 NAMES = Path(__file__).parent / "external-names.txt"
 INTERNAL = re.compile(r"(django_redlock\.[\w.]+|[A-Z])")  # ... and a type variable
+GROUP = re.compile(
+    r'<p class="caption" role="heading"><span class="caption-text">([^<]+)</span></p>\s*(<ul.*?)(?=<p class="caption"|$)', re.DOTALL
+)
 NOT_RUN = re.compile(r"^<!-- not run[^:]*: (.+?)\.? -->\n+```", re.MULTILINE)
 
 
@@ -121,6 +135,22 @@ def show_reasons(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = NOT_RUN.sub(lambda match: f"*Not run with this page: {match[1]}.*\n\n```", source[0])
 
 
+def fold_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Let the groups of the sidebar fold whose captions have a colon: *How-to: Locks* is one of the groups of *How-to*."""
+    last = ""
+
+    def fold(group: re.Match[str]) -> str:
+        nonlocal last
+        (caption, _, name), tree = group[1].partition(": "), group[2]
+        heading = "" if caption == last else group[0].replace(group[1], caption).replace(tree, "")
+        last = caption
+        unfolded = " open" if "current-page" in tree else ""
+        return f"{heading}<details{unfolded}><summary>{name}</summary>{tree}</details>" if name else heading + tree
+
+    context["furo_navigation_tree"] = GROUP.sub(fold, context.get("furo_navigation_tree", ""))
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", fold_groups, priority=900)  # after the theme has made the tree
     app.connect("source-read", show_reasons)
     app.connect("missing-reference", public_name)
