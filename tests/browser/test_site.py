@@ -1,4 +1,4 @@
-"""The documentation in a browser, in a window of a telephone and in one of a desk."""
+"""The documentation in a browser, in windows of a telephone, a tablet and a desk."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from .conftest import expect
 pytestmark = pytest.mark.xdist_group("browser")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-WINDOWS = [(400, 800), (1400, 900)]
+WINDOWS = [(400, 800), (1100, 800), (1400, 900)]
 BUILDERS = {"furo": "furo", "myst_parser": "myst-parser", "sphinx_copybutton": "sphinx-copybutton"}
 BUILDERS |= {"sphinx_design": "sphinx-design"}
 # What is wider than the page, and what is too small to be read.
