@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(PICTURES), help=", ".join(PICTURES))
     parser.add_argument("--to", type=Path, default=CHECKOUT / "docs" / "images", help="where the files are written")
     options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
     for name in options.names:
         PICTURES[name](options.to)
 
