@@ -32,10 +32,9 @@ from django_redlock.keys import task as task_keys
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Claim
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
+from django_redlock.tasks.run import Run
 from tests.managers import wait_until
 from tests.shop.helpers import in_thread
-from tests.slots.schedule import run as schedule
-from tests.slots.task_schedule import PROFILE
 from tests.unit.celery.slots import set_down
 
 from . import jobs
@@ -445,5 +444,14 @@ def test_lease_that_the_settings_do_not_allow():
 
 
 def test_sign_of_life_that_could_not_be_extended_is_shown_again():
-    """A node that still has it does not take it for that of another process: the row is not put back meanwhile."""
-    assert schedule(PROFILE, 619_459_390).failures == []
+    """Nodes that still have it do not take it for that of another process, so the row is not put back meanwhile."""
+    row = settled(jobs.keep.enqueue(7))
+    run = Run(jobs.keep.func.singleton_function, row, (7,), {})
+    run.show_life()
+    shown = find_lock(f"alive:{row.id}").fencing_token
+    run._life.hold.abandon()  # as after its time, by the clock of this process
+
+    run.show_life()
+
+    assert find_lock(f"alive:{row.id}").fencing_token > shown
+    run.close()
