@@ -17,7 +17,7 @@ from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import BATCH, batches
-from ..core.names import HolderKind, Owner, about_holder, check_names, named, permit_slug, slug
+from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
 from ..core.protocol import ANSWERS, Outcome, Release, Reply, Term
 from ..core.round import Round, SurveyOptions
 from ..core.rules import MIN_TTL, UNSET, Place, ReleaseMode, Rules, Wanted, seconds
@@ -208,7 +208,7 @@ class LockManager:
         return Description(self, wanted, renew, once=wait is UNSET)
 
     def release(
-        self, name: str | Iterable[str], secret: str, tombstone: float = 0.0, *, revoke: bool = False, permit: int = 0
+        self, name: str | Iterable[str], secret: str, tombstone: float = 0.0, *, revoke: bool = False
     ) -> Outcome:
         """
         Release a lock by its secret, in any process; return what :meth:`Lease.release` returns.
@@ -223,13 +223,14 @@ class LockManager:
             tombstone: Seconds for which the nodes refuse late requests with this secret.
             revoke: Whether the holder, if it asks the nodes within that time, learns that an operator took the lock
                 away.
-            permit: The number of the permit to release, of a lock that several may hold; 0 for all other locks.
         """
+        return self.release_slugs(tuple(slug(name) for name in check_names(name)), secret, tombstone, revoke=revoke)
+
+    def release_slugs(
+        self, slugs: tuple[str, ...], secret: str, tombstone: float = 0.0, *, queue: str = "", revoke: bool = False
+    ) -> Outcome:
+        """Do what :meth:`release` does, by the names in the keys; *queue* is that of a permit's lock (internal)."""
         process.notice_fork()
-        slugs, queue = tuple(slug(name) for name in check_names(name)), ""
-        if permit:
-            queue = slugs[0]
-            slugs = (permit_slug(queue, permit),)
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone, queue=queue, revoke=revoke)
         nodes = range(self.rules.nodes)

@@ -288,8 +288,8 @@ def free(using: str, name: str | Permit, secret: str, *, revoke: bool = False) -
         return Outcome.UNKNOWN
     try:
         # The claim of the lock, or its confirmation, may still be on its way to a node.
-        lock, permit = name if isinstance(name, Permit) else (name, 0)
-        return Outcome(locks[using].release(lock, secret, SUPERSEDED, revoke=revoke, permit=permit))
+        queue = slug(name.name) if isinstance(name, Permit) else ""
+        return locks[using].release_slugs((slug_of(name),), secret, SUPERSEDED, queue=queue, revoke=revoke)
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(str(name)))
         return Outcome.UNKNOWN
