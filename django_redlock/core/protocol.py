@@ -542,7 +542,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"  # the lock had ended before
     TAKEN = "taken"  # another owner has it
     UNKNOWN = "unknown"  # too few nodes answered in time; the lock ends with its ttl at the latest
-    HELD = "held"  # the lock was entered more than once, and is still held
+    HELD = "held"  # the lock was entered more than once, and is still held; or it is kept for its minimum hold
 
 
 LOST = (Outcome.EXPIRED, Outcome.TAKEN)  # no set: to hash a member of a StrEnum takes longer than to compare it

@@ -20,7 +20,7 @@ from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
-from ..core.votes import release_outcome
+from ..core.votes import as_released, release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..runtime.process import process
 from ..runtime.threads import exiting, new_event, threads
@@ -215,8 +215,9 @@ class Lease:
         Release the lock, and return the outcome on the nodes.
 
         ``released``: the lock was held until then. ``expired``: the lease had ended. ``taken``: another owner has it.
-        ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest. ``held``:
-        the lock was entered more than once, and is still held. The call never raises for a lock that is gone, and a
+        ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest, or with
+        its minimum hold. ``held``: the lock was entered more than once, and is still held; or it stays taken for the
+        rest of its minimum hold (``hold_for``), without a holder. The call never raises for a lock that is gone, and a
         second call returns the outcome of the first. If a node misses the release, the release is redelivered in the
         background until the lease would have ended. If a connection breaks with the release in flight, blocking code
         notices that when it uses the nodes again.
@@ -292,6 +293,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold.by_hand += 1
+        if kind is not None:
+            self.hold.failed()
         over = self.hold.ended is EndReason.RELEASED  # the body released the lock
         outcome = Outcome.RELEASED if over else release_at_end(self)
         if outcome in LOST:
@@ -305,6 +308,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold.by_hand += 1
+        if kind is not None:
+            self.hold.failed()
         over = self.hold.ended is EndReason.RELEASED
         outcome = Outcome.RELEASED if over else await arelease_at_end(self)
         if outcome in LOST:
@@ -347,18 +352,19 @@ class Lease:
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
-        outcome = Outcome.RELEASED if round.won else release_outcome(round.replies, hold.keeper.rules)
+        replies = as_released(round.replies) if round.terms else round.replies
+        outcome = Outcome.RELEASED if round.won else release_outcome(replies, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
-            hold.note_successor(round.replies)
+            hold.note_successor(replies)
         elif not released:
             return Outcome.EXPIRED
         elif outcome is Outcome.EXPIRED and hold.abandoned:  # the release in the background came first
             return Outcome.RELEASED
         elif outcome is Outcome.EXPIRED:
-            hold.note_operator(round.replies)
+            hold.note_operator(replies)
         if released and outcome in LOST:
             hold.release_came_too_late(outcome)
-        return outcome
+        return Outcome.HELD if round.terms and outcome is Outcome.RELEASED else outcome
 
     def _report(self) -> None:
         """
@@ -540,7 +546,7 @@ class LeaseHold(HoldState):
 
     __slots__ = (
         *("keeper", "clock", "renewed", "tended", "taken_by", "taken_at", "block", "kept", "depth", "by_hand"),
-        *("takeover", "report_at", "abandoned", "outcome", "late", "_sends", "_pid", "_cleanup"),
+        *("takeover", "report_at", "abandoned", "outcome", "late", "_hold_on_error", "_sends", "_pid", "_cleanup"),
         "__dict__",  # made for the identifier in a fence only: see owner()
     )
 
@@ -560,6 +566,7 @@ class LeaseHold(HoldState):
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
+        self._hold_on_error = wanted.hold_on_error
         self._sends = wanted.sends
         self._pid = process.pid
         self.abandoned = False  # whether the release was left to the background
@@ -648,13 +655,21 @@ class LeaseHold(HoldState):
         if self.check(now):
             self.end(EndReason.RELEASED, now)
         unreleased.pop(self, None)
-        self._cleanup = self.release(self.timeout if wait else 0.0)
+        timeout = self.timeout if wait else 0.0
+        self._cleanup = self.keep(now, timeout) if self.holds_on(now) else self.release(timeout)
         return self._cleanup
+
+    def failed(self) -> None:
+        """Note that the work failed, before the lock is released: its minimum hold may depend on that."""
+        if not self._hold_on_error and self.depth == 1:
+            self.keeps = False
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
         if self.ended:
-            round = self._cleanup = self._cleanup or self.release(0.0)
+            now = self.clock()
+            round = self._cleanup or (self.keep(now, 0.0) if self.holds_on(now) else self.release(0.0))
+            self._cleanup = round
             self.keeper.driver.bring(round)
 
     def abandon(self) -> None:

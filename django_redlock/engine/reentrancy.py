@@ -119,7 +119,8 @@ class Tie(ref[OpenBlock]):
         return block is not None and not block.over
 
     def abandon(self) -> None:
-        """Have the lease released in the background."""
+        """Have the lease released in the background; its body was interrupted."""
+        self.lease.hold.failed()
         self.lease.hold.abandon()
 
 
