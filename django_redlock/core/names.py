@@ -43,6 +43,9 @@ MAX_STATE = 40  # characters
 MAX_HOST = 255  # characters
 MAX_KIND = 20  # characters
 
+IN_STATE_HELD = f'"state":"{HELD}"'
+"""What every value of a lock in that state contains, and few others."""
+
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
     r',"ttl":(\d+(?:\.\d+)?)(?:,"process":"([^"\\]*)")?,"since":\d+(?:\.\d+)?(?:,"extensions":\d+)?}\Z', re.ASCII
@@ -292,6 +295,11 @@ def lease_of(text: str) -> tuple[float, str]:
         return float(found[1]), found[2] or ""
     owner = decode(text)
     return (owner.ttl, owner.process) if owner else (0.0, "")
+
+
+def is_kept(about: str) -> bool:
+    """Return whether the work of the holder that a value describes is over, and the lock stays taken for a while."""
+    return IN_STATE_HELD in about and (owner := decode(about)) is not None and owner.state == HELD
 
 
 def secret_of(value: str) -> str:

@@ -5,13 +5,13 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
@@ -124,7 +124,8 @@ class Lease:
         An event that is set when the lease ends without having been released.
 
         It is a :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``. The latter is set in its event loop, whichever thread notices the end.
+        ``async with``. The latter is set in its event loop, whichever thread notices the end, and a task can write
+        ``await lease.lost``.
         """
         event = self.__dict__.get("_event") or self.__dict__.setdefault("_event", self._new_event())  # one for all
         if self._reported:
@@ -177,8 +178,7 @@ class Lease:
             raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
         if iscoroutinefunction(callback):
             raise TypeError(
-                "on_lost() needs a plain function, because nothing awaits its result. In a task, await "
-                "lease.lost.wait()."
+                "on_lost() needs a plain function, because nothing awaits its result. In a task, await lease.lost."
             )
         self._on_lost.append(callback)
         if self._reported:
@@ -451,7 +451,7 @@ class AsyncLease(Lease):
         super()._call_back()  # returns nothing: an exit would end the event loop for everything in it
 
     def _new_event(self) -> Any:
-        return asyncio.Event()
+        return LossEvent()
 
     def _set_event(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
@@ -459,6 +459,13 @@ class AsyncLease(Lease):
                 super()._set_event()
             else:  # another thread noticed the loss, and may not wake the loop's tasks itself
                 self._loop.call_soon_threadsafe(super()._set_event)
+
+
+class LossEvent(asyncio.Event):
+    """The event ``lost`` of an asyncio lease; ``await lease.lost`` waits for it, like ``await lease.lost.wait()``."""
+
+    def __await__(self) -> Generator[Any, Any, Literal[True]]:
+        return self.wait().__await__()
 
 
 def loss_of(lease: Lease) -> LockLostError:
