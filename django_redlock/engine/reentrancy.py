@@ -298,8 +298,8 @@ def current_lease(name: str | None = None, using: str = DEFAULT_ALIAS) -> Lease:
     Return the lease under which the calling code runs, for code that is far from the ``with`` block.
 
     It knows the leases that were taken in this context and not yet released: by the calling thread or task, or by the
-    code that called or started it with a copy of its context, as ``sync_to_async`` and ``asyncio.create_task`` do. Those
-    of views, commands and singleton tasks count as well. It makes no network call.
+    code that called or started it with a copy of its context, as ``sync_to_async`` and ``asyncio.create_task`` do.
+    Those of views, commands and singleton tasks count as well. It makes no network call.
 
     Args:
         name: The name of the lock, or one of its names; None is the lock that was taken last.

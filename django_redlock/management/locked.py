@@ -125,7 +125,8 @@ def locked_command(
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is not a command, or its ``handle()`` is a coroutine or generator function. At a
             subclass: it has two bases with locks. In a run: another decorator of ``handle()`` is above this one.
-        ValueError: *ttl*, *wait*, *max_hold* or *hold_for* is not a number of seconds, or *skip_exit_code* is no exit code.
+        ValueError: *ttl*, *wait*, *max_hold* or *hold_for* is not a number of seconds, or *skip_exit_code* is no exit
+            code.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
     too few nodes answer. A run that lost the lock raises ``CommandError`` with the exit code 76. If an option that the
