@@ -178,7 +178,8 @@ class Lease:
             raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
         if iscoroutinefunction(callback):
             raise TypeError(
-                "on_lost() needs a plain function, because nothing awaits its result. In a task, await lease.lost."
+                "on_lost() needs a plain function, because nothing awaits its result. In a task, await "
+                "lease.lost.wait()."
             )
         self._on_lost.append(callback)
         if self._reported:
