@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from .attempt import Granted, HighestToken
 from .names import HELD, common_value, counted, decode, encode
-from .protocol import REFUSALS, STOPPED, EndReason, Extended, Kind, Outcome, Release, Reply, Term
+from .protocol import NOBODYS, REFUSALS, STOPPED, EndReason, Extended, Kind, Outcome, Release, Reply, Term
 from .round import Round, unanswered
 from .rules import EXPIRY_ROUNDING, Rules, Wanted
 from .votes import Verdict, extended_by_quorum, prevents_quorum
@@ -239,8 +239,8 @@ class HoldState:
         )
 
     def holds_on(self, now: float) -> bool:
-        """Return whether the minimum hold has not passed, so that the end of the work leaves the lock taken."""
-        return self.keeps and now + EXPIRY_ROUNDING < self.hold_until
+        """Return whether the minimum hold has not passed yet."""
+        return now + EXPIRY_ROUNDING < self.hold_until
 
     def keep(self, now: float, timeout: float) -> Round:
         """
@@ -263,6 +263,17 @@ class HoldState:
         common = common_value(self.limit) if self._queue else ""
         term = Term(self._slugs, self.secret, value, left, token, self.shared, shorten, next(_numbers), common)
         return Round.to_keep(term, self._rules, timeout)
+
+    def leave_queue(self) -> Round | None:
+        """
+        Return the round that takes a holder that had waited out of the queue, if it did; :meth:`keep` does not.
+
+        For a moment, the nodes reserve the lock for it. Without this, the next waiter would get a short hold too late.
+        """
+        if not self._leaving:
+            return None
+        release = Release(self._slugs, NOBODYS, 0.0, self._leaving, queue=self._queue)
+        return Round.to_release(release, range(self._rules.nodes), 0.0)
 
     def release_came_too_late(self, outcome: Outcome) -> None:
         """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""

@@ -24,6 +24,9 @@ SMALLEST_PART = 100
 SHARED = "shared".ljust(32, "-")
 """The secret in the key of a shared lock; each of its holders has a secret of its own besides."""
 
+NOBODYS = "nobody".ljust(32, "-")
+"""The secret in a release that ends no hold: it takes a waiter out of the queue, and does nothing else."""
+
 PERMITS = "limit-"
 """What the word in place of a secret begins with, in the key of a lock with several permits; the limit follows."""
 

@@ -245,7 +245,7 @@ class Lease:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
                 hold.keeper.driver.ask(round)
-            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+            if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 hold.keeper.driver.ask(late)
         except BaseException:
             hold.release_later()
@@ -273,7 +273,7 @@ class Lease:
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
                 await hold.keeper.driver.aask(round)
-            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+            if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 await hold.keeper.driver.aask(late)
         except BaseException:
             hold.release_later()
@@ -664,8 +664,14 @@ class LeaseHold(HoldState):
             self.end(EndReason.RELEASED, now)
         unreleased.pop(self, None)
         timeout = self.timeout if wait else 0.0
-        self._cleanup = self.keep(now, timeout) if self.holds_on(now) else self.release(timeout)
+        self._cleanup = self.keep(now, timeout) if self.keeps and self.holds_on(now) else self.release(timeout)
         return self._cleanup
+
+    def afterwards(self, round: Round) -> Round | None:
+        """Return what the nodes have to do after the *round* that ended the hold, if anything."""
+        if self.keeps and round.terms:
+            return self.leave_queue()
+        return self.takeover.to_end_earlier() if self.takeover else None
 
     def failed(self) -> None:
         """Note that the work failed, before the lock is released: its minimum hold may depend on that."""
@@ -676,7 +682,7 @@ class LeaseHold(HoldState):
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
         if self.ended:
             now = self.clock()
-            round = self._cleanup or (self.keep(now, 0.0) if self.holds_on(now) else self.release(0.0))
+            round = self._cleanup or (self.keep(now, 0.0) if self.keeps and self.holds_on(now) else self.release(0.0))
             self._cleanup = round
             self.keeper.driver.bring(round)
 

@@ -71,6 +71,17 @@ def test_work_that_is_longer_frees_the_lock_at_its_end(sim: Simulation, hold_for
     assert lease.release() == "released"
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_next_waiter_gets_the_lock_when_a_hold_ends_that_was_waited_for(sim: Simulation, limit: int):
+    """The holder has left the queue by then, however short its hold is."""
+    first = sim.rival().lock("tick").acquire()
+    sim.after(5, first.release)
+    with sim.rival().lock("tick", wait=None, hold_for=0.5, limit=limit):
+        began = sim.clock()
+
+    assert began + 0.5 <= taken_until(sim) <= began + 0.6
+
+
 @pytest.mark.parametrize("after", [0.0, 25.0], ids=["at once", "in the middle of the work"])
 def test_process_that_dies_leaves_the_lock_taken(sim: Simulation, after: float):
     """The nodes know of the minimum hold before the work begins, so a kill at any moment of it shortens nothing."""
