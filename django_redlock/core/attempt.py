@@ -165,9 +165,11 @@ class Attempt:
                     return None
         self._highest.lift(self.slugs, fencing_token)
         hold_until = 0.0
-        if wanted_hold := self._wanted.hold_for:
-            hold_until = self.at.now + wanted_hold
-            if wanted_hold > ttl and not (yield from self._keep(fencing_token)):
+        if hold_for := self._wanted.hold_for:
+            hold_until = self.at.now + hold_for
+            if hold_for > ttl and not (yield from self._keep(fencing_token)):
+                if self._waiter:
+                    self._enrolled |= first.may_queue()
                 return None
         deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.

@@ -53,9 +53,7 @@ class HoldState:
         self.deadline = granted.deadline
         self.timeout = granted.timeout
         self.hold_until = granted.hold_until
-        self.keeps = (
-            granted.hold_until > 0
-        )  # whether the end of the work leaves the lock taken for the rest of its hold
+        self.keeps = granted.hold_until > 0  # whether the end of the work leaves the lock taken until then
         self.extensions = 0
         self.ended: EndReason | None = None
         self.successor = ""  # who got the lock afterwards, described as JSON; empty if nobody is known
