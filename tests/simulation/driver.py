@@ -17,10 +17,10 @@ from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import HoldState
 from django_redlock.core.names import Owner
-from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
+from django_redlock.core.protocol import Acquire, EndReason, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Wanted
-from django_redlock.core.votes import release_outcome
+from django_redlock.core.votes import as_released, release_outcome
 from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Breakers
 from django_redlock.engine.notifications import RETRY, Waiters
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
@@ -71,6 +71,7 @@ class Lease:
     slugs: tuple[str, ...]
     limit: int = 1
     shared: bool = False
+    hold_for: float = 0.0
 
     def believed(self) -> bool:
         """Return whether the holder, if asked now, would report that it holds the lock; changes nothing."""
@@ -116,13 +117,15 @@ class Process(Computer):
 
     # The part of django_redlock.engine.manager
 
-    def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
+    def acquire(
+        self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False, hold_for: float = 0.0
+    ) -> Routine:
         """
         Try to take a lock; return the lease or, if there was none, :class:`GaveUp`.
 
         A cancelled attempt releases what it requested: a thread waits for that, a task cannot.
         """
-        wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
+        wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared, hold_for=hold_for)
         waiter = self._waiters.new_name() if wait != 0 else ""
         acquisition = Acquisition(
             wanted, self.rules, self.highest, self._fresh_secret, self.world.random.random, waiter
@@ -194,7 +197,7 @@ class Process(Computer):
 
     def release(self, lease: Lease, sends: bool | None = None) -> Routine:
         """
-        Release a lock; return what the nodes report about it.
+        Release a lock, or leave it taken for the rest of its minimum hold; return what the nodes report about it.
 
         If it *sends* the release, it does not wait for the replies, unless the lease is near its end. None leaves that
         to chance.
@@ -202,19 +205,24 @@ class Process(Computer):
         timeout = self.rules.timeout(TTL)
         chosen = self.world.random.random() < 0.5 if sends is None else sends
         unattended = chosen and lease.hold.remaining(self.clock()) > timeout
-        lease.hold.check(self.clock())
-        lease.hold.end("released", self.clock())
-        self.world.log(self.name, "sends" if unattended else "releases", lease.hold.secret[:4], lease.hold.ended)
-        round = lease.hold.release(0.0 if unattended else timeout)
+        hold, now = lease.hold, self.clock()
+        hold.check(now)
+        hold.end(EndReason.RELEASED, now)
+        self.world.log(self.name, "sends" if unattended else "releases", hold.secret[:4], hold.ended)
+        timeout = 0.0 if unattended else timeout
+        kept = hold.keeps and hold.holds_on(now)
+        round = hold.keep(now, timeout) if kept else hold.release(timeout)
         yield from self.ask(round)
-        return release_outcome(round.replies, self.rules)
+        if kept and (late := hold.leave_queue()):
+            yield from self.ask(late)
+        return release_outcome(as_released(round.replies), self.rules)
 
     def _held(self, wanted: Wanted, outcome: Granted | GaveUp, began: float) -> Lease | GaveUp:
         if isinstance(outcome, GaveUp):
             self.world.log(self.name, "gives up", *wanted.names)
             return outcome
         hold = HoldState(wanted, outcome, self.rules, self.highest)
-        lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared)
+        lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared, wanted.hold_for)
         self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.secret[:4], f"#{outcome.fencing_token % 10**9}")
         self._oracles.granted(lease, outcome, began)
         return lease

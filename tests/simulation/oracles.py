@@ -63,6 +63,8 @@ class Oracles:
         self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
         self._released: dict[int, dict[str, float]] = defaultdict(dict)
         self._first_bytes: dict[Round, float] = {}
+        self._grants: dict[str, dict[int, float]] = defaultdict(dict)  # by secret, when each node granted first
+        self._kept: dict[str, list[tuple[float, Lease]]] = defaultdict(list)  # by slug, until when for whom
 
     def violated(self, oracle: str, what: str) -> None:
         self._world.log("ORACLE", f"{oracle}: {what}")
@@ -93,6 +95,8 @@ class Oracles:
             case Acquire() | Raise():
                 if reply.kind is Kind.ACCEPTED:
                     self._accepts(machine, request)
+                if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
+                    self._grants[request.secret].setdefault(machine.number, self._world.now)
                 if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
                     self._comes_back(machine, request.secret)
             case Extend():
@@ -150,8 +154,9 @@ class Oracles:
                 asked.append(round)
                 excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
             excused[-1] |= round.cut
-        if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
-            self.violated("cost", f"{len(outcome.rounds)} rounds")
+        rounds = len(outcome.rounds) - sum(bool(round.terms) for round in outcome.rounds)  # one keeps a minimum hold
+        if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or rounds > 2 * len(asked):
+            self.violated("cost", f"{rounds} rounds")
         self._check_votes(outcome)
         latest = self._first_bytes[asked[-1]] + TTL - DRIFT
         if lease.hold.deadline > latest + ROUNDING:
@@ -165,6 +170,8 @@ class Oracles:
                 self._completes(slug + "!", outcome.fencing_token)
         for name in lease.hold.names:
             self._check_alone(name, lease)
+        for slug in lease.slugs:
+            self._check_kept(slug, lease)
 
     def _check_votes(self, outcome: Granted) -> None:
         """One number, one attempt, a quorum of distinct nodes that may vote."""
@@ -210,6 +217,26 @@ class Oracles:
         if len(others) >= lease.limit > 1:
             self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.limit} may")
         others.append(lease)
+
+    def _check_kept(self, slug: str, lease: "Lease") -> None:
+        """
+        Nobody else gets a lock before its minimum hold has passed, whatever has become of its holder.
+
+        It counts from the moment at which a quorum had granted the lock, by clocks that are within the drift.
+        """
+        now = self._world.now
+        for until, other in self._kept[slug]:
+            if now < until and not (lease.shared and other.shared):
+                who = f"{lease.process.name} holds {slug}, which {other.process.name} had taken"
+                self.violated("coverage", f"{who} for another {until - now:.3f} s")
+        if lease.hold_for:
+            acquired = sorted(self._grants[lease.hold.secret].values())[self._quorum - 1]
+            self._kept[slug].append((acquired + 0.99 * lease.hold_for - ROUNDING, lease))
+
+    def freed(self, lease: "Lease") -> None:
+        """The minimum hold of a lease ends with its work."""
+        for slug in lease.slugs:
+            self._kept[slug] = [(until, other) for until, other in self._kept[slug] if other is not lease]
 
     @staticmethod
     def _together(lease: "Lease", other: "Lease") -> bool:

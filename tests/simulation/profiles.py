@@ -41,6 +41,7 @@ class Profile:
     elect: float = 0.0  # rate at which the leader of such a store changes
     # Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
     apart: float = 0.0
+    holds: bool = False  # whether its locks have minimum holds
     share: float = 1.0  # how many schedules it gets where all profiles run, beside the others' 1
     # Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
     tolerated: frozenset[str] = frozenset()
@@ -121,7 +122,9 @@ EVERYTHING = replace(
     tolerated=frozenset({"overlap", "token", "votes", "heal", "ghost"}),
 )
 
+HOLDS = replace(KEEPING, name="minimum holds", holds=True, die=0.3, busy=3.0, share=0.3)
+
 LEARNED = (FORGETFUL, PROMOTED, POLICY)
-USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS)
+USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS, HOLDS)
 OF_STORES = (LEADERS, APART, MIXED) if consensus.PRESENT else ()
 PROFILES = {profile.name: profile for profile in (*USUAL, *OF_STORES, EVERYTHING)}

@@ -29,6 +29,7 @@ class Wish:
     names: tuple[str, ...]
     limit: int = 1
     shared: bool = False
+    hold_for: float = 0.0
 
 
 A = Wish(("a",))
@@ -42,6 +43,13 @@ THEMES = (
         *(A, Wish(("mixed",)), Wish(("mixed",), shared=True)),
         *(Wish(("mixed",), limit=2), Wish(("mixed",), limit=2), Wish(("mixed",), limit=3)),
     ),
+)
+
+# With minimum holds that are shorter and longer than the lease.
+HOLDS = (
+    *(A, Wish(("short",), hold_for=0.6 * TTL), Wish(("two",), limit=2, hold_for=3 * TTL)),
+    *(Wish(("long",), hold_for=3 * TTL), Wish(("long", "short"), hold_for=2 * TTL)),
+    *(Wish(("pages",), hold_for=2 * TTL), Wish(("pages",), shared=True, hold_for=2 * TTL)),
 )
 
 
@@ -87,7 +95,7 @@ class Client(Process):
             if isinstance(lease, Lease):
                 yield from self.section(database, lease)
         for wish in (A, self.wishes[-1]):
-            lease = yield from self.acquire(wish.names, None, wish.limit, wish.shared)
+            lease = yield from self.acquire(wish.names, None, wish.limit, wish.shared, wish.hold_for)
             yield from self.release(lease)
         self.satisfied = True
 
@@ -98,7 +106,7 @@ class Client(Process):
             moment = random.choice((0.0002, 0.001, 0.02, 0.5)) * random.random()
             self.after(moment, lambda: trying and trying[0] and trying[0].cancel())
         try:
-            return (yield from self.acquire(wish.names, wait, wish.limit, wish.shared))
+            return (yield from self.acquire(wish.names, wait, wish.limit, wish.shared, wish.hold_for))
         except Cancelled:
             return None
         finally:
@@ -125,6 +133,9 @@ class Client(Process):
             yield from increment(database, self, random.choice(lease.slugs), hold.fencing_token, hold.secret, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))
+        if lease.hold_for and random.random() < 0.1:  # the work failed, and hold_on_error is off
+            hold.keeps = False
+            self._oracles.freed(lease)
         if self.quiet or random.random() < 0.9:
             yield from self.release(lease)
         else:
@@ -137,7 +148,7 @@ class Schedule:
         self.seed = seed
         self.world = world = World(seed, traced)
         self.busy = world.random.choice(BUSY) * profile.busy
-        self.wishes = world.random.choice(THEMES)
+        self.wishes = HOLDS if profile.holds else world.random.choice(THEMES)
         nodes, quorum = world.random.choice(profile.sizes)
         quorum = quorum or majority(nodes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
