@@ -96,8 +96,9 @@ def test_lock_that_is_not_held_here_is_an_error_that_says_what_to_write():
 def test_lost_lock_is_reported_as_lost(others: int):
     """Code inside the block learns of it, however many locks it has taken since; after the block, nothing is held."""
     with Simulation(ttl=10) as sim:
-        with pytest.raises(LockLostError), lock("a"):  # noqa: PT012
+        with pytest.raises(LockLostError), lock("a") as lease:  # noqa: PT012
             sim.pause(11)
+            assert not lease.valid()
             for number in range(others):
                 with lock(f"b{number}"):
                     pass

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, lock
-from django_redlock.inventory import ActionResult, force_release, stale_keys
-from django_redlock.inventory.survey import ask_nodes
+from django_redlock.inventory import ActionResult, force_release, held_locks, stale_keys
 from django_redlock.signals import lock_acquired
 from django_redlock.testing import Simulation
-from tests.held import found, run
+from tests.held import found, look, run
 
 TTL = 10.0
 KINDS: dict[str, dict[str, Any]] = {
@@ -203,14 +202,26 @@ def test_extension_to_a_shorter_lease_does_not_end_the_minimum_hold(sim: Simulat
 
 
 def test_node_that_lost_the_lock_gets_it_back_for_the_whole_hold(sim: Simulation):
-    """While the work lasts, renewal restores it; so afterwards another node may fail."""
+    """While the work lasts, renewal restores it; so its process may be killed, and another node may fail."""
+    cron = sim.rival()
+    cron.lock("tick", hold_for=200).acquire()
     began = sim.clock()
-    with lock("tick", hold_for=200):
-        sim.nodes[0].restart()
-        sim.advance(100)
+    sim.nodes[0].restart()
+    sim.advance(100)
+    cron.kill()
     sim.nodes[1].down = True
 
     assert began + 200 <= taken_until(sim) <= began + 201.1
+
+
+def test_hold_that_was_lost_is_not_brought_back(sim: Simulation):
+    """The nodes have forgotten it, and its lease has ended by then: somebody else may have had the lock since."""
+    with pytest.raises(LockLostError), lock("tick", hold_for=200):  # noqa: PT012
+        sim.pause(TTL + 1)
+        for node in sim.nodes:
+            node.restart()
+
+    assert look("tick") is None
 
 
 @pytest.mark.parametrize("node", range(3))
@@ -271,9 +282,19 @@ async def test_minimum_hold_in_an_event_loop():
             assert began + 100 <= sim.clock() <= began + 101.1
 
 
-def test_lists_say_until_when_it_is_held(sim: Simulation):
-    """Not as a lock that somebody renews: until when it stays taken, and that its work is over."""
-    lock("tick", hold_for=100, label="nightly").acquire().release()
+@pytest.mark.parametrize("away", range(3))
+def test_lists_say_until_when_it_is_held(sim: Simulation, away: int):
+    """
+    Not as a lock that somebody renews: until when it stays taken, and that its work is over. It makes no difference
+    that its process dies, or that a node was away and knows only of the work.
+    """
+    cron = sim.rival()
+    lease = cron.lock("tick", hold_for=160, label="nightly").acquire()
+    sim.nodes[away].down = True
+    lease.release()
+    sim.nodes[away].down = False
+    cron.kill()
+    sim.advance(60)
 
     held = found("tick")
     assert (held.state, held.remaining) == ("held", pytest.approx(100, abs=0.1))
@@ -297,9 +318,9 @@ def test_key_of_a_minimum_hold_is_never_stale(sim: Simulation, over: bool):
     cron.kill()
     sim.advance(1000)
 
-    poll = ask_nodes(sim.rival().manager, ["{tick}"])
-    assert [lock.slug for lock in poll.snapshot().locks] == ["{tick}"]
-    assert stale_keys(poll.snapshot()) == []
+    snapshot = held_locks()
+    assert [(lock.name, lock.state) for lock in snapshot.locks] == [("tick", "held" if over else "orphaned")]
+    assert stale_keys(snapshot) == []
 
 
 @pytest.mark.parametrize("wrong", [-1, "60", float("inf"), True, None])
