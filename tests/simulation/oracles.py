@@ -153,7 +153,7 @@ class Oracles:
             if isinstance(next(iter(round.requests.values())), Acquire):
                 asked.append(round)
                 excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
-            excused[-1] |= round.cut
+            excused[-1] |= round.cut or bool(round.terms)  # which keeps a minimum hold, and may end too late
         rounds = len(outcome.rounds) - sum(bool(round.terms) for round in outcome.rounds)  # one keeps a minimum hold
         if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or rounds > 2 * len(asked):
             self.violated("cost", f"{rounds} rounds")
