@@ -164,7 +164,9 @@ class Oracles(Observer):
                 excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
             excused[-1] |= round.cut or bool(round.terms)  # which keeps a minimum hold, and may end too late
         rounds = len(outcome.rounds) - sum(bool(round.terms) for round in outcome.rounds)
-        if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or rounds > 2 * len(asked):
+        # An attempt of which any round was cut is repeated once, whatever the last of its rounds found.
+        repeated = excused[:-1].count(False) > any(round.cut for round in outcome.rounds)
+        if repeated or len(asked[-1].requests) < self._quorum or rounds > 2 * len(asked):
             self.violated("cost", f"{rounds} rounds")
         self._check_votes(outcome)
         began, first_byte = self._first_bytes[asked[-1]]
