@@ -215,7 +215,9 @@ class Run(Nodes, Chore):
         owner = owner_here("task", self.function.name, ticket.task_id)
         if not (self._life and self._life.valid()):
             with suppress(LockTakenError, QuorumUnavailableError):  # the watchdog tries again in a second
-                life = self.manager.on_behalf(ticket.alive, owner, ttl=ttl, wait=0, max_hold=inf)
+                # Some nodes may still have the sign that could not be extended: it keeps others out, not this process.
+                earlier = self._life.hold.secret if self._life else ""
+                life = self.manager.on_behalf(ticket.alive, owner, adopt=earlier, ttl=ttl, wait=0, max_hold=inf)
                 self._life = life.acquire()
         if self._closed and self._life:
             self._life.release()

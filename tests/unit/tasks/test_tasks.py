@@ -34,6 +34,8 @@ from django_redlock.singleton.questions import Claim
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
 from tests.shop.helpers import in_thread
+from tests.slots.schedule import run as schedule
+from tests.slots.task_schedule import PROFILE
 from tests.unit.celery.slots import set_down
 
 from . import jobs
@@ -440,3 +442,8 @@ def test_lease_that_the_settings_do_not_allow():
             call_command("check")
 
     assert rows() == []
+
+
+def test_sign_of_life_that_could_not_be_extended_is_shown_again():
+    """A node that still has it does not take it for that of another process: the row is not put back meanwhile."""
+    assert schedule(PROFILE, 619_459_390).failures == []
