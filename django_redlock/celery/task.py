@@ -235,17 +235,18 @@ class SingletonTask(BaseTask[P, R]):
         return TaskKey(options.key, signature, self.name, options.group, options.version)
 
     def singleton_ticket(
-        self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
+        self, task_id: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
     ) -> Ticket:
         """
-        Return the ticket of a call: the information about the slot that its message carries.
+        Return the ticket of a call: the information about the slot that its message carries; None draws a fresh id.
 
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
-        name = self._own_name(task_id, args, kwargs) or self.singleton_key.lock_name(args, kwargs)
-        return Ticket(name, options.using, task_id, secret, scope=options.scope)
+        own = self._own_name(task_id, args, kwargs) if task_id else ""  # only a message with a known id continues a run
+        name = own or self.singleton_key.lock_name(args, kwargs)
+        return Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
 
     def _own_name(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """
@@ -317,7 +318,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret())
+        ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret())
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 
