@@ -3,11 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.utils.decorators import method_decorator
-from django.views import View
-from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from django_redlock import lock, locked_view
@@ -39,85 +35,10 @@ def touch(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse("touched")
 
 
-@transaction.non_atomic_requests("warehouse")
-@locked_view("order:{pk}")
-def pay_without_transaction(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
-
-
-@locked_view("order:{pk}")
-@transaction.non_atomic_requests("warehouse")
-def pay_without_transaction_below(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
-
-
-@locked_view("order:{pk}")
-@locked_view("shop")
-def pay_under_two_locks(request: HttpRequest, pk: int) -> HttpResponse:
-    return save_as_paid(pk)
-
-
-class Payment(View):
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class Pay(Payment): ...
-
-
-@locked_view("order:{pk}")
-class PayWholeClass(Payment): ...
-
-
-class PayByMethod(View):
-    @method_decorator(locked_view("order:{pk}"))
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
-class PayByDecoratedMethod(View):
-    @method_decorator(never_cache)
-    @locked_view("order:{pk}")
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
-@locked_view("shop")
-class PayByClassAndMethod(PayByDecoratedMethod): ...
-
-
-class PayByItsMethod(View):
-    @locked_view("order:{pk}")
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
-
-
 @locked_view("order:{pk}")
 async def apay(request: HttpRequest, pk: int) -> HttpResponse:
     During.action()
     return HttpResponse("paid")
-
-
-class APayment(View):
-    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        During.action()
-        return HttpResponse("paid")
-
-
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class APay(APayment): ...
-
-
-@locked_view("order:{pk}")
-class APayWholeClass(APayment): ...
-
-
-class APayByItsMethod(View):
-    @locked_view("order:{pk}")
-    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        During.action()
-        return HttpResponse("paid")
 
 
 @locked_view("order:{pk}")

@@ -1,5 +1,6 @@
 """The profiles that schedules are drawn from."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -175,7 +176,8 @@ PROFILES = {
         Profile("dropped", DROP, (*ALWAYS, each_id_runs_once), late=True, redeliver=0.5, kills=1),
         Profile("killed", RERUN, ENDING, late=True, kills=2),
         Profile("killed early", REPLACE, (*ALWAYS[:3], newest_arguments_run), kills=2),
-        Profile("purged", RERUN, ALWAYS[:3], purge=True),
+        # Messages wait for the slot of one that is lost; the longer, the more often they come back in vain.
+        Profile("purged", replace(RERUN, queue_ttl=120.0), ALWAYS[:3], purge=True),
     )
 }
 

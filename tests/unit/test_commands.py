@@ -71,15 +71,10 @@ def test_list_as_json(five):
     assert (found["fencing_token"], found["ttl"]) == (lease.fencing_token, 30.0)
     assert found["holder"]["label"] == "nightly"
     assert lease.secret[:8] not in out
-
-
-def test_json_without_a_quorum_is_not_complete(five):
-    """A program that reads no more than this key does not take an unknown list for an empty one."""
     for node in five[:3]:
         node.down = True
-
     data = json.loads(run("redlock_list", "--format=json")[0])
-
+    # A program that reads no more than "complete" does not take an unknown list for an empty one.
     assert (data["complete"], data["locks"], data["quorum"]["met"]) == (False, [], False)
 
 
@@ -129,7 +124,13 @@ def test_clear_is_dry_without_a_terminal(five, monkeypatch):
 
 
 def test_clear_deletes_what_is_stale(five):
-    """With --no-input, or as Django spells it, the stale keys are deleted, and the locks that a quorum holds stay."""
+    """With --no-input, or as Django spells it, stale keys are deleted, also of an age; what a quorum holds stays."""
+    for name, age in (("young", 70), ("old", 500)):
+        put(name, left=None, age=age)
+    put("another", left=None, text="hello")
+    assert run("redlock_clear", "--no-input", "--older-than=100")[0].endswith("Deleted 1 key.\n")
+    assert [bool(find_lock(name)) for name in ("young", "old", "another")] == [True, False, True]
+
     put("endless", left=None, age=100)
     put("too long", left=1000, age=100)
     put("residue", left=10, age=100, count=2)
@@ -141,12 +142,12 @@ def test_clear_deletes_what_is_stale(five):
         kept = [name for name in ("endless", "too long", "residue", "foreign", "attempt", "alive") if find_lock(name)]
 
     assert kept == ["attempt", "alive"]
-    assert out.endswith("Deleted 4 keys.\n")
+    assert out.endswith("Deleted 6 keys.\n")
     assert code == 0
 
 
 def test_clear_asks_at_a_terminal(five, monkeypatch):
-    """At a terminal the command asks, and deletes after a yes; anything else deletes nothing."""
+    """At a terminal the command asks, and deletes after a yes what has not changed meanwhile; else nothing."""
     put("orders:7", left=None, age=100)
     asked = []
     monkeypatch.setattr(builtins, "input", lambda question: asked.append(question) or "y")
@@ -160,16 +161,11 @@ def test_clear_asks_at_a_terminal(five, monkeypatch):
     assert asked == ["\nDelete 1 key?\n\n    Type 'yes' to continue, or 'no' to cancel: "]
     assert out.endswith("Deleted 1 key.\n")
     assert find_lock("orders:7") is None
-
-
-def test_clear_older_than(five):
-    put("young", left=None, age=70)
-    put("old", left=None, age=500)
-    put("foreign", left=None, text="hello")
-
-    run("redlock_clear", "--no-input", "--older-than=100")
-
-    assert [bool(find_lock(name)) for name in ("young", "old", "foreign")] == [True, False, True]
+    put("orders:7", left=10, age=100, count=2)
+    monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")
+    out, _err, code = run("redlock_clear", stdin=Terminal())
+    assert ("orders:7: left alone, because it changed meanwhile." in out, code) == (True, 0)
+    assert find_lock("orders:7") is not None
 
 
 def test_clear_by_name(five):
@@ -219,17 +215,6 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
     assert "Delete it there: DEL redlock:{list}:h" in released[0]
     assert (released[1].splitlines()[-1], released[2]) == ("Not all were released.", 1)
     assert "Delete it there: DEL redlock:{bytes}:h" in run("redlock_release", "bytes", "--no-input")[0]
-
-
-def test_clear_of_a_key_that_changes(five, monkeypatch):
-    put("orders:7", left=10, age=100, count=2)
-    monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")
-
-    out, _err, code = run("redlock_clear", stdin=Terminal())
-
-    assert "orders:7: left alone, because it changed meanwhile." in out
-    assert code == 0
-    assert find_lock("orders:7") is not None
 
 
 CELLS = {

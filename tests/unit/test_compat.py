@@ -136,13 +136,6 @@ def test_errors_are_caught_by_code_for_redis_py_and_for_redlock(error):
     assert NAME in str(again)
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_lock_is_not_pickled_or_copied(make, duplicate):
-    """A copy would be a second holder; the error says how to hand the lock over."""
-    with pytest.raises(TypeError, match=r"'report' cannot be pickled or copied.*local\.token"):
-        duplicate(make())
-
-
 def test_lock_of_a_cache_is_replaced_by_ours(nodes, settings):
     """Our lock accepts the arguments of django-redis' ``cache.lock()``; the first argument stays the cache."""
     pytest.importorskip("django_redis")
@@ -172,37 +165,33 @@ async def test_a_name_in_bytes_or_digits_is_a_text(make, name, text):
     assert not inventory.find_lock("other")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((None,), {"key": NAME}, "unexpected keyword argument 'key'"),
-        ((None, NAME), {"client": None}, "unexpected keyword argument 'client'"),
-        ((caches, NAME, None, 60), {}, "the third argument of cache.lock\\(\\) was the version; write timeout="),
-    ],
-)
+NO_COPY = r"'report' cannot be pickled or copied.*local\.token"
+NO_SCRIPT = r"has no lua_extend: .* extend\(t, replace_ttl=True\).* redlock_run"
+MISTAKES = [
+    *((lambda kind, copied=each: copied(kind(None, NAME)), TypeError, NO_COPY) for each in (copy.copy, copy.deepcopy)),
+    (lambda kind: pickle.dumps(kind(None, NAME)), TypeError, NO_COPY),
+    # A call of django-redis' cache.lock() is not moved over with another meaning.
+    (lambda kind: kind(None, key=NAME), TypeError, "unexpected keyword argument 'key'"),
+    (lambda kind: kind(None, NAME, client=None), TypeError, "unexpected keyword argument 'client'"),
+    (lambda kind: kind(caches["default"], NAME, None, 60), TypeError, "third argument .* the version; write timeout="),
+    # redbeat replaces the script of extend(), which would have no effect.
+    (lambda kind: setattr(kind(None, NAME), "lua_extend", print), AttributeError, NO_SCRIPT),
+    (lambda kind: type("Patched", (kind,), {"do_acquire": print}), TypeError, "Patched has no do_acquire: "),
+    (lambda kind: setattr(kind, "lua_release", None), AttributeError, "Lock has no lua_release: "),
+    # A timeout of 0 does not mean for ever, and a tiny one does not become an error of the server.
+    *(
+        (lambda kind, timeout=timeout: kind(None, NAME, timeout=timeout), ValueError, "timeout must be")
+        for timeout in (0, 0.0004, math.nan, math.inf, True, "5")
+    ),
+]
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS.values())
-def test_arguments_of_a_cache_that_mean_something_else_are_refused(flavour, arguments, options, message):
-    """A call of django-redis' ``cache.lock()`` is not moved over with another meaning."""
-    arguments = [caches["default"] if each is caches else each for each in arguments]
-    with pytest.raises(TypeError, match=message):
-        flavour(*arguments, **options)
-
-
-def test_replacing_a_part_of_redis_py_is_refused(make):
-    """redbeat replaces the script of extend(): it would have no effect, and the error says what has."""
-    with pytest.raises(AttributeError, match=r"has no lua_extend: .* extend\(t, replace_ttl=True\).* redlock_run"):
-        make().lua_extend = print
-    with pytest.raises(TypeError, match="Patched has no do_acquire: "):
-        type("Patched", (type(make()),), {"do_acquire": print})
-    with pytest.raises(AttributeError, match="Lock has no lua_release: "):
-        type(make()).lua_release = None
-
-
-@pytest.mark.parametrize("timeout", [0, 0.0004, math.nan, math.inf, True, "5"])
-def test_timeout_that_no_lease_can_last_is_refused_when_the_lock_is_made(make, timeout):
-    """A timeout of 0 does not mean for ever, and a tiny one does not become an error of the server."""
-    with pytest.raises(ValueError, match="timeout must be"):
-        make(timeout=timeout)
+@pytest.mark.parametrize(("mistake", "error", "message"), MISTAKES)
+def test_mistake_with_a_lock_of_redis_py_says_what_to_write(flavour, mistake, error, message):
+    """A copy would be a second holder; what has no effect here, or another meaning, is refused."""
+    with pytest.raises(error, match=message):
+        mistake(flavour)
 
 
 async def test_using_chooses_the_nodes(make, settings):
@@ -225,6 +214,9 @@ async def test_lease_and_token_are_there_while_the_lock_is_held(make):
         async with entered(lock):
             assert lock.local.token == lock.lease.secret.encode()
             tokens.append(lock.lease.fencing_token)
+            assert await done(lock.acquire(blocking=False)) is False  # and the first hold stays
+            assert await done(lock.acquire(blocking_timeout=0.05)) is False
+            assert (lock.local.token, lock.lease.fencing_token) == (lock.lease.secret.encode(), tokens[-1])
 
     assert tokens[0] < tokens[1]
     assert lock.lease is None
@@ -245,18 +237,6 @@ async def test_taken_lock_is_waited_for_as_long_as_was_said(make, sim):
 
     assert 25 <= sim.clock() - started < 27
     assert caught.value.lock_name == NAME
-
-
-async def test_acquiring_again_keeps_the_first_hold(make):
-    lock = make(timeout=5)
-    await done(lock.acquire())
-    token, lease = lock.local.token, lock.lease
-
-    assert await done(lock.acquire(blocking=False)) is False
-    assert await done(lock.acquire(blocking_timeout=0.05)) is False
-
-    assert (lock.local.token, lock.lease) == (token, lease)
-    await done(lock.release())
 
 
 async def test_too_few_nodes_are_an_error_of_their_own(make):
@@ -380,16 +360,16 @@ async def test_reset_that_nodes_do_not_carry_out_names_them(make, monkeypatch):
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_lost_lock_is_one_record_of_the_log(make, sim, caplog, ended):
-    """It does not matter whether the lease has noticed the loss, or only the release at the end of the block does."""
+    """
+    It does not matter whether the lease has noticed the loss, or only the release at the end of the block does.
+
+    Leaving the block raises the loss, unless an exception of the body does.
+    """
     async with entered(make(timeout=5, raise_on_release_error=False)) as lock:
         await (wait(sim, lock, 6) if ended else done(force_release()))
 
     records = [(record.levelname, record.lock) for record in caplog.records if record.event == "lock_lost"]
     assert records == [("ERROR" if ended else "WARNING", NAME)]
-
-
-async def test_block_whose_lock_was_lost(make):
-    """Leaving it raises the loss, unless an exception of the body does."""
     with pytest.raises(LockNotOwnedError):
         async with entered(make(timeout=5)):
             force_release()

@@ -6,7 +6,7 @@ The directions of imports: from the edges down to the exceptions, never up.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -49,6 +49,27 @@ OF_RUNTIME = {
 # Who may import it: the runtime of real processes, with its watchdogs.
 REAL_TIME = {"engine/watchdog.py"}
 
+DRAWING = {
+    *("engine/watchdog.py", "fencing.py", "nodes/records/table.py"),
+    *("testing/contract.py", "testing/simulation.py"),
+    "keys/view.py",  # imports the type UUID
+}
+
+# The rooms of packages that may be absent.
+AT_HOME = {
+    "redis": {"nodes", "testing"},
+    "celery": {"celery", "contrib", "testing"},
+    "kombu": {"celery", "contrib", "keys", "testing"},
+    "django_redlock.testing": {"testing"},  # which no production process loads
+}
+
+# The decisions about singletons. They may log, as the core may not.
+DECISIONS = {
+    f"singleton/{name}.py"
+    for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")
+}
+OF_DECISIONS = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in DECISIONS)
+
 
 class Import(NamedTuple):
     """One import: the file that has it, the room of that file, the full name, and whether the import is ever made."""
@@ -61,6 +82,10 @@ class Import(NamedTuple):
     @property
     def top(self) -> str:
         return self.name.partition(".")[0]
+
+    @property
+    def ours(self) -> bool:
+        return self.top == "django_redlock"
 
     @property
     def target(self) -> str:
@@ -118,89 +143,60 @@ def imports() -> list[Import]:
     return [found for path, tree in trees().items() for found in imports_in(path, tree)]
 
 
-def test_imports_lead_down():
-    """No room imports from a higher room."""
-    upwards = [
-        each
-        for each in imports()
-        if each.top == "django_redlock" and each.room != "testing" and floor(each.target) > floor(each.room)
-    ]
-
-    assert [each for each in upwards if each.target != "__version__"] == []
-
-
-def test_core_needs_the_standard_library_only():
-    """The core imports no other packages, and nothing with a clock, a socket or randomness."""
-    foreign = [
-        each
-        for each in imports()
-        if each.room == "core"
-        and each.top != "django_redlock"
-        and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_CORE)
-    ]
-
-    assert foreign == []
-
-
-@pytest.mark.parametrize(("room", "may"), [("core", {"core", "exceptions"}), ("runtime", {"runtime", "exceptions"})])
-def test_what_decides_and_what_runs_know_nothing_of_each_other(room, may):
-    """Neither the core nor the machinery of the process imports anything else of the package."""
-    ours = [each for each in imports() if each.room == room and each.top == "django_redlock"]
-
-    assert [each for each in ours if each.target not in may] == []
-
-
-@pytest.mark.parametrize(
-    ("package", "rooms"),
-    [
-        ("redis", {"nodes", "testing"}),
-        ("celery", {"celery", "contrib", "testing"}),
-        ("kombu", {"celery", "contrib", "keys", "testing"}),
-        ("django_redlock.testing", {"testing"}),  # which no production process loads
-    ],
-)
-def test_packages_are_known_in_their_rooms_only(package, rooms):
-    """A package that may be absent is imported only by the rooms that are for it."""
-    assert [each for each in imports() if f"{each.name}.".startswith(f"{package}.") and each.room not in rooms] == []
-
-
-def test_etcd_and_zookeeper_come_in_by_a_dotted_path():
-    """Nothing imports them, and they need what any kind of node needs; a checkout may lack them."""
-    theirs = [
-        each for each in imports() if each.where.startswith("contrib/consensus/") and each.top == "django_redlock"
-    ]
-    others = [each for each in imports() if each.name.startswith("django_redlock.contrib.consensus")]
-
-    assert {each.target for each in theirs} - {"contrib"} <= {"nodes", "runtime", "core", "exceptions"}
-    assert {each.name.split(".")[2] for each in theirs if each.target == "contrib"} <= {"consensus"}
-    assert [each for each in others if each not in theirs] == []
+RULES: dict[str, Callable[[Import], bool]] = {
+    "No room imports from a higher room.": lambda each: (
+        each.ours and each.room != "testing" and each.target != "__version__" and floor(each.target) > floor(each.room)
+    ),
+    "The core imports no other packages, and nothing with a clock, a socket or randomness.": lambda each: (
+        each.room == "core" and not each.ours and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_CORE)
+    ),
+    "The core imports nothing else of the package.": lambda each: (
+        each.room == "core" and each.ours and each.target not in ("core", "exceptions")
+    ),
+    "The machinery of the process imports nothing else of the package.": lambda each: (
+        each.room == "runtime" and each.ours and each.target not in ("runtime", "exceptions")
+    ),
+    "A package that may be absent is imported only by the rooms that are for it.": lambda each: any(
+        f"{each.name}.".startswith(f"{package}.") and each.room not in rooms for package, rooms in AT_HOME.items()
+    ),
+    "Nothing imports etcd and ZooKeeper, which come in by a dotted path: a checkout may lack them.": lambda each: (
+        each.name.startswith("django_redlock.contrib.consensus") and not each.where.startswith("contrib/consensus/")
+    ),
+    "Etcd and ZooKeeper need what any kind of node needs.": lambda each: (
+        each.where.startswith("contrib/consensus/")
+        and each.ours
+        and each.target not in ("nodes", "runtime", "core", "exceptions")
+        and not each.name.startswith("django_redlock.contrib.consensus")
+    ),
+    "What decides, votes and drives works without Django, except for its databases as nodes.": lambda each: (
+        each.top == "django" and each.room in BELOW_DJANGO and each.where not in OF_DJANGO
+    ),
+    "No module of the engine has a clock or a watchdog of its own.": lambda each: (
+        each.room == "engine" and each.name in OF_RUNTIME and each.where not in REAL_TIME
+    ),
+    "A simulation replaces nothing but an event loop's methods.": lambda each: (
+        each.name.startswith("unittest.mock") and each.where != "testing/simulation.py"
+    ),
+    "Users seed random, so only pauses come from it, and what simulations and contracts of nodes try.": lambda each: (
+        each.top in ("random", "uuid") and each.where not in DRAWING
+    ),
+    "What decides about calls and messages imports the core, exceptions and the standard library alone.": lambda each: (
+        each.where in DECISIONS
+        and each.at_run_time
+        and not each.name.startswith(OF_DECISIONS)
+        and not (each.ours and each.target in ("core", "exceptions"))
+        and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_CORE - {"logging"})
+    ),
+}
 
 
-def test_django_begins_at_the_settings():
-    """The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases."""
-    found = [each for each in imports() if each.top == "django" and each.room in BELOW_DJANGO]
-
-    assert [each for each in found if each.where not in OF_DJANGO] == []
+@pytest.mark.parametrize("rule", RULES)
+def test_imports_obey_the_rule(rule: str):
+    assert [each for each in imports() if RULES[rule](each)] == []
 
 
-def test_engine_takes_time_and_watchdogs_from_its_runtime():
-    """No module of the engine has a clock of its own, and a simulation replaces nothing but an event loop's methods."""
-    clocks = [each for each in imports() if each.room == "engine" and each.name in OF_RUNTIME]
-    patches = {each.where for each in imports() if each.name.startswith("unittest.mock")}
-
-    assert [each for each in clocks if each.where not in REAL_TIME] == []
-    assert patches == {"testing/simulation.py"}
-
-
-def test_seeded_generator_is_for_pauses_only():
-    """Users seed ``random``, so only pauses come from it, and what a simulation or the contract of nodes tries."""
-    drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
-
-    assert drawing == {
-        *("engine/watchdog.py", "fencing.py", "nodes/records/table.py"),
-        *("testing/contract.py", "testing/simulation.py"),
-        "keys/view.py",  # imports the type UUID
-    }
+def test_decisions_exist():
+    assert trees().keys() >= DECISIONS
 
 
 def modules_imported(*, at_run_time_only: bool = False) -> dict[str, set[str]]:
@@ -314,28 +310,3 @@ def test_engine_enters_no_lock_through_python_code():
     }
 
     assert [each for each in called if each.rpartition(" ")[2] in PYTHON_LOCKS] == ["runtime/threads.py: Event"]
-
-
-# The decisions about singletons. They may log, as the core may not.
-DECISIONS = {
-    f"singleton/{name}.py"
-    for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")
-}
-NOT_IN_DECISIONS = NOT_IN_CORE - {"logging"}
-
-
-def test_singletons_decide_without_io():
-    """What decides about calls and messages imports the core, exceptions and the standard library alone."""
-    own = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in DECISIONS)
-    foreign = [
-        each
-        for each in imports()
-        if each.where in DECISIONS
-        and each.at_run_time
-        and not each.name.startswith(own)
-        and not (each.top == "django_redlock" and each.target in ("core", "exceptions"))
-        and (each.top not in sys.stdlib_module_names or each.top in NOT_IN_DECISIONS)
-    ]
-
-    assert trees().keys() >= DECISIONS
-    assert foreign == []

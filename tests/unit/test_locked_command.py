@@ -12,14 +12,22 @@ from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
-from django_redlock.management.locked import leases_of
 from tests.shop.helpers import in_thread, is_free, lose
+
+noted: list[str] = []
+
+
+def note(command):
+    """Note which locks are taken; that of the command's lease comes last."""
+    lease = getattr(command, "lease", None)
+    taken = [name for name in ("last", "outer", "inner", "own", "base") if not is_free(f"command:{name}")]
+    noted.append(" ".join(sorted(taken, key=lambda name: lease is not None and lease.name == f"command:{name}")))
 
 
 class Import(BaseCommand):
     """The command that the tests decorate; does what the test sets."""
 
-    action = staticmethod(lambda command: None)
+    action = staticmethod(note)
 
     def add_arguments(self, parser):
         parser.add_argument("--supplier")
@@ -31,6 +39,17 @@ class Import(BaseCommand):
 
 def command(decorate, action=lambda command: None):
     return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
+
+
+def noted_by(kind):
+    """Run a command; return the locks that are taken whenever it notes them. All are free afterwards."""
+    noted.clear()
+    call_command(kind())
+    found = list(noted)
+    noted.clear()
+    note(kind())
+    assert noted == [""]
+    return found
 
 
 NAME = "command:test_locked_command"
@@ -49,116 +68,6 @@ class WholeClass(Import):
     """Locked by the decorator of the class."""
 
 
-@pytest.mark.parametrize("base", [Decorated, WholeClass])
-def test_subclass_that_overrides_handle_is_locked(base):
-    """Its lock is that of its base, once for both methods, and free afterwards."""
-    leases = []
-
-    class Command(base):
-        action = staticmethod(lambda self: leases.append(None if is_free("command:base") else self.lease))
-
-        def handle(self, **options):
-            self.action(self)
-            return super().handle(**options)
-
-    call_command(Command())
-
-    assert leases[0]
-    assert leases == [leases[0]] * 2
-    assert is_free("command:base")
-    with lock("command:base"), pytest.raises(CommandError, match="Skipped"):
-        call_command(Command())
-
-
-@pytest.mark.parametrize("base", [Decorated, WholeClass])
-@pytest.mark.parametrize("whole", [True, False])
-def test_subclass_may_have_another_lock(base, whole):
-    """A decorator of its own counts instead; the lock of the base is taken where its ``handle()`` is called."""
-    free = []
-
-    class Command(base):
-        def handle(self, **options):
-            free.append([is_free(f"command:{name}") for name in ("own", "base")])
-
-        if not whole:
-            handle = locked_command("own")(handle)
-
-    call_command((locked_command("own")(Command) if whole else Command)())
-
-    assert free == [[False, True]]
-
-
-class Below(Import):
-    """Another decorator below that of the lock, which hides the name and the module of ``handle()``."""
-
-    @locked_command
-    @no_translations
-    def handle(self, **options):
-        return self.action(self)
-
-
-class BelowWithOptions(Import):
-    @locked_command(wait=0)
-    @no_translations
-    def handle(self, **options):
-        return self.action(self)
-
-
-@locked_command
-class OnClass(Import):
-    @no_translations
-    def handle(self, **options):
-        return self.action(self)
-
-
-@pytest.mark.parametrize("base", [Below, BelowWithOptions, OnClass])
-@pytest.mark.parametrize("overrides", [True, False])
-def test_decorator_below_the_lock_works(base, overrides):
-    """The lock has the command's name, although ``no_translations`` hides it, and so has that of a subclass."""
-    found = []
-
-    class Command(base):
-        action = staticmethod(lambda self: found.append((holder_of(NAME), self.lease.name, translation.get_language())))
-
-        if overrides:
-
-            @no_translations
-            def handle(self, **options):
-                return self.action(self)
-
-    call_command(Command())
-
-    ((holder, name, language),) = found
-    assert (holder["label"], name, language) == ("test_locked_command", NAME, None)
-    assert is_free(NAME)
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("above", [no_translations, transaction.atomic])
-@pytest.mark.parametrize("decorate", [locked_command, locked_command(), locked_command("nightly")])
-def test_decorator_above_the_lock_is_refused(above, decorate):
-    """It would work without the lock, and ``atomic`` would commit after it; the error says what to write."""
-
-    class Command(Import):
-        @above
-        @decorate
-        def handle(self, **options):
-            return self.action(self)
-
-    command = Command()
-    command.action = lambda self: pytest.fail("ran")
-    with pytest.raises(TypeError, match=r"@locked_command decorates .* Write it above all other decorators of handle"):
-        call_command(command)
-
-
-def test_handle_that_cannot_be_locked_is_refused():
-    """A subclass whose ``handle()`` is no function would work without the lock of its base."""
-    with pytest.raises(TypeError, match=r"@locked_command decorates .* not functools\.partialmethod"):
-
-        class Command(WholeClass):
-            handle = partialmethod(Import.handle, supplier="7")
-
-
 class Mixin:
     """Has a ``handle()`` that does not call that of the command behind it."""
 
@@ -166,59 +75,73 @@ class Mixin:
         return self.action(self)
 
 
+# Subclasses
+
+
 @pytest.mark.parametrize("base", [Decorated, WholeClass])
-def test_mixin_in_front_does_not_drop_the_lock(base):
-    """Its ``handle()`` runs under the lock of the command, once, or under that of the class if it has its own."""
-    names = []
+def test_subclass_has_the_lock_of_its_base(base):
+    """Also with a ``handle()`` of its own, of a mixin in front, or with the marks of its base's, and once for all."""
 
-    class Command(Mixin, base):
-        action = staticmethod(lambda self: names.append([each.name for each in leases_of(self)]))
-
-    class Below(Command):
-        pass
-
-    @locked_command("own")
-    class Own(Mixin, base):
-        action = staticmethod(Command.action)
-
-    for each in (Command, Below, Own):
-        call_command(each())
-
-    assert names == [["command:base"], ["command:base"], ["command:own"]]
-    assert vars(Mixin)["handle"](Command()) is None
-    assert names[3] == []  # the mixin itself stays as it is
-
-
-def test_subclass_has_the_nearest_lock():
-    """A subclass of a command with a lock of its own has that one, also if it takes a ``handle()`` from elsewhere."""
-    names = []
-
-    @locked_command("own")
-    class Own(Decorated):
-        action = staticmethod(
-            lambda self: names.append([each.name.removeprefix("command:") for each in leases_of(self)])
-        )
-
-    class Overriding(Own):
+    class Overriding(base):
         def handle(self, **options):
-            return self.action(self)
+            note(self)
+            return super().handle(**options)
 
-    class Borrowing(Own):
+    class Wrapping(Overriding):
+        @wraps(Overriding.handle)
+        def handle(self, **options):
+            note(self)
+
+    class Mixed(Mixin, base): ...
+
+    class Below(Mixed): ...
+
+    kinds = (Overriding, Wrapping, Mixed, Below)
+    assert [noted_by(kind) for kind in kinds] == [["base", "base"], ["base"], ["base"], ["base"]]
+    for kind in kinds:
+        with lock("command:base"), pytest.raises(CommandError, match="Skipped"):
+            call_command(kind())
+    noted.clear()
+    Mixin.handle(Mixed())
+    assert noted == [""]  # the mixin itself stays as it is
+
+
+@pytest.mark.parametrize("base", [Decorated, WholeClass])
+def test_subclass_may_have_another_lock(base):
+    """The nearest lock counts; that of the base is taken where its ``handle()`` is called."""
+
+    class Own(base):
+        @locked_command("own")
+        def handle(self, **options):
+            note(self)
+
+    @locked_command("own")
+    class WholeOwn(base):
+        def handle(self, **options):
+            note(self)
+
+    @locked_command("own")
+    class Mixed(Mixin, base): ...
+
+    @locked_command("own")
+    class Around(base): ...
+
+    class Overriding(Around):
+        def handle(self, **options):
+            note(self)
+
+    class Borrowing(Around):
         handle = WholeClass.handle
 
     @locked_command("last")
-    class Last(Overriding):
-        pass
+    class Last(Overriding): ...
 
-    for each in (Overriding, Borrowing, Last):
-        call_command(each())
-
-    assert names == [["own"], ["own", "base"], ["last", "own"]]
+    assert [noted_by(kind) for kind in (Own, WholeOwn, Mixed, Overriding)] == [["own"]] * 4
+    assert [noted_by(kind) for kind in (Borrowing, Last)] == [["own base"], ["last own"]]
 
 
 def test_subclass_of_a_command_with_two_locks_has_both():
     """A command decorated twice takes two locks, and so does a subclass that overrides its ``handle()``."""
-    names = []
 
     @locked_command("outer")
     class Twice(Decorated):
@@ -228,48 +151,88 @@ def test_subclass_of_a_command_with_two_locks_has_both():
 
     class Command(Twice):
         def handle(self, **options):
-            names.extend(each.name for each in leases_of(self))
+            note(self)
 
-    call_command(Command())
-
-    assert names == ["command:outer", "command:inner"]
+    assert noted_by(Command) == ["outer inner"]
 
 
-@pytest.mark.parametrize("overrides", [True, False])
-def test_two_bases_with_locks_are_refused(overrides):
-    """``self.lease`` can be only one of the two; the error names both classes and says what to write."""
-    body = {"handle": Import.handle} if overrides else {}
-
+@pytest.mark.parametrize("body", [{"handle": Import.handle}, {}])
+def test_two_bases_with_locks_need_a_lock_of_their_own(body):
+    """``self.lease`` can be only one of two; what the error says to write works. Bases with one lock are no problem."""
     with pytest.raises(
         TypeError, match=r"\.Decorated and .*\.WholeClass.*write @locked_command\(\.\.\.\) above its own"
     ):
         type("Command", (Decorated, WholeClass), body)
 
-
-def test_two_bases_with_locks_and_a_lock_of_its_own():
-    """What the error about two bases advises works; two bases with the lock of one class are no problem."""
-    names = []
-
-    class First(Decorated):
-        pass
-
-    class Second(Decorated):
-        pass
-
-    class One(First, Second):
+    class One(type("First", (Decorated,), {}), type("Second", (Decorated,), {})):
         def handle(self, **options):
-            names.append(self.lease.name)
+            note(self)
 
     class Own(One, WholeClass):
         @locked_command("own")
         def handle(self, **options):
-            names.append(self.lease.name)
+            note(self)
             super().handle(**options)
 
-    call_command(One())
-    call_command(Own())
+    assert (noted_by(One), noted_by(Own)) == (["base"], ["own", "own base"])
 
-    assert names == ["command:base", "command:own", "command:base"]
+
+def test_outer_lease_is_back_after_an_inner_run():
+    """A command that calls that of its base, with another lock, checks its own lease before and after that call."""
+
+    @locked_command("own")
+    class Command(Decorated):
+        def handle(self, **options):
+            note(self)
+            super().handle(**options)
+            note(self)
+            self.lease.ensure()
+
+        def action(self, _):
+            note(self)
+            if len(noted) == 2:
+                call_command(self)  # it has both locks
+
+    assert noted_by(Command) == ["own", "own base", "base own", "own base", "base own", "own"]
+
+
+# Other decorators, and what cannot be locked
+
+WITHOUT = no_translations(Import.handle)  # a decorator that hides the name and the module of handle()
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        type("Command", (Import,), {"handle": locked_command(WITHOUT)}),
+        type("Command", (Import,), {"handle": locked_command(wait=0)(WITHOUT)}),
+        locked_command(type("Command", (Import,), {"handle": WITHOUT})),
+    ],
+)
+@pytest.mark.parametrize("overriding", [{"handle": WITHOUT}, {}])
+def test_decorator_below_the_lock_works(base, overriding):
+    """The lock has the command's name, although ``no_translations`` hides it, and so has that of a subclass."""
+    found = []
+
+    def look(command):
+        found.append((holder_of(NAME)["label"], command.lease.name, translation.get_language()))
+
+    call_command(type("Command", (base,), {"action": staticmethod(look), **overriding})())
+
+    assert found == [("test_locked_command", NAME, None)]
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("above", [no_translations, transaction.atomic])
+@pytest.mark.parametrize("decorate", [locked_command, locked_command(), locked_command("nightly")])
+def test_decorator_above_the_lock_is_refused(above, decorate):
+    """It would work without the lock, and ``atomic`` would commit after it; the error says what to write."""
+    command = type("Command", (Import,), {"handle": above(decorate(Import.handle))})()
+    command.action = lambda self: pytest.fail("ran")
+
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* Write it above all other decorators of handle"):
+        call_command(command)
 
 
 async def coroutine(self, **options):
@@ -298,56 +261,33 @@ def test_handle_whose_body_runs_later_is_refused(handle):
 
 def test_awaitable_is_no_result():
     """A decorator below may hide that ``handle()`` is a coroutine function: the run fails, and its lock is free."""
-
-    class Command(Import):
-        handle = locked_command("nightly")(no_translations(coroutine))
+    hidden = type("Command", (Import,), {"handle": locked_command("nightly")(no_translations(coroutine))})
 
     with pytest.raises(TypeError, match=r"returned an awaitable.*async with lock\(\.\.\.\)"):
-        call_command(Command())
+        call_command(hidden())
 
     assert is_free("command:nightly")
 
 
-def test_wrapper_that_copies_the_marks_of_a_locked_handle_is_locked():
-    """A subclass may write ``functools.wraps()`` of its base's ``handle()`` without losing the lock."""
-
-    class Middle(WholeClass):
-        def handle(self, **options):
-            raise NotImplementedError
-
-    class Command(Middle):
-        @wraps(Middle.handle)
-        def handle(self, **options):
-            return self.action(self)
-
-    free = []
-    Command.action = lambda self, _: free.append(is_free("command:base"))
-    call_command(Command())
-
-    assert free == [False]
+@pytest.mark.parametrize("target", [Import(), object, "nightly"])
+def test_only_commands_and_functions_can_be_locked(target):
+    """A subclass whose ``handle()`` is no function would work without the lock of its base."""
+    with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
+        locked_command("nightly")(target)
+    with pytest.raises(TypeError, match=r"@locked_command decorates .* not functools\.partialmethod"):
+        type("Command", (WholeClass,), {"handle": partialmethod(Import.handle, supplier="7")})
 
 
-def test_instance_in_two_threads_runs_once():
-    """The second thread is skipped, although the command itself may call its ``handle()`` while it has the lock."""
-    entered = []
-
-    def work(self):
-        entered.append(self)
-        in_thread(lambda: call_command(self))
-
-    shared = command(locked_command("nightly"), work)
-
-    with pytest.raises(CommandError, match="Skipped") as skipped:
-        call_command(shared)
-
-    assert (len(entered), skipped.value.returncode) == (1, 75)
-    assert is_free("command:nightly")
+# A run
 
 
 def test_instance_has_the_lease_of_one_thread():
-    """A second thread that gets a lock with the same instance is refused: ``self.lease`` would be that of the first."""
+    """A second thread with the same instance is skipped or, with another lock, refused: there is one ``self.lease``."""
 
     def work(self):
+        with pytest.raises(CommandError, match="Skipped") as skipped:
+            in_thread(lambda: call_command(self, supplier="1"))
+        assert skipped.value.returncode == 75
         with pytest.raises(CommandError, match=r"works in another thread.*make an instance for each"):
             in_thread(lambda: call_command(self, supplier="2"))
         assert is_free("command:import:2")
@@ -362,28 +302,6 @@ def test_instance_has_the_lease_of_one_thread():
         call_command(shared, supplier="1")
     shared.action = lambda self: None
     in_thread(lambda: call_command(shared, supplier="2"))
-
-
-def test_outer_lease_is_back_after_an_inner_run():
-    """A command that calls that of its base, with another lock, checks its own lease before and after that call."""
-    names = []
-
-    @locked_command("own")
-    class Command(Decorated):
-        def handle(self, **options):
-            names.append(self.lease.name.removeprefix("command:"))
-            super().handle(**options)
-            names.append(self.lease.name.removeprefix("command:"))
-            self.lease.ensure()
-
-        def action(self, _):
-            names.append(self.lease.name.removeprefix("command:"))
-            if len(names) == 2:
-                call_command(self)  # it has both locks
-
-    call_command(Command())
-
-    assert names == ["own", "base", "own", "base", "own", "own"]
 
 
 def holder_of(name):
@@ -413,33 +331,23 @@ def test_command_is_locked_while_it_runs(decorate, name):
     assert is_free(name)
 
 
-def test_run_that_gets_no_lock_has_an_exit_code():
-    """A run without the lock does not begin; its exit code says whether the lock is taken or nobody can tell."""
+@pytest.mark.parametrize(("level", "events"), [("INFO", []), ("DEBUG", ["command_skipped"] * 3)])
+def test_run_that_gets_no_lock_has_an_exit_code(caplog, level, events):
+    """The code says whether the lock is taken or nobody can tell. So does the error; the log has it at DEBUG only."""
 
     def ended(message, **options):
         with pytest.raises(CommandError, match=message) as error:
             call_command(command(locked_command("nightly", **options), lambda self: pytest.fail("ran")))
         return error.value.returncode
 
-    with lock("command:nightly", label="the other"):
+    with lock("command:nightly", label="the other"), caplog.at_level(level, "django_redlock"):
         codes = [ended(r"Skipped.*the other"), ended("Skipped", skip_exit_code=3)]
         call_command(command(locked_command("nightly", skip_exit_code=0), lambda self: pytest.fail("ran")))
+    assert [record.event for record in caplog.records if record.name == "django_redlock"] == events
     for node in locks["default"].nodes[:2]:
         node.down = True
-    codes.append(ended("must answer in time"))
 
-    assert codes == [75, 3, 69]
-
-
-@pytest.mark.parametrize(("level", "events"), [("INFO", []), ("DEBUG", ["command_skipped"] * 2)])
-def test_skipped_run_says_why_once(caplog, level, events):
-    """The error says it, and the log only if it shows everything; so a skip with the exit code 0 prints nothing."""
-    with lock("command:nightly"), caplog.at_level(level, "django_redlock"):
-        with pytest.raises(CommandError, match="Skipped"):
-            call_command(command(locked_command("nightly")))
-        call_command(command(locked_command("nightly", skip_exit_code=0)))
-
-    assert [record.event for record in caplog.records if record.name == "django_redlock"] == events
+    assert [*codes, ended("must answer in time")] == [75, 3, 69]
 
 
 def test_lost_lock_is_reported_at_the_end():
@@ -477,34 +385,26 @@ def test_exception_of_the_command_releases():
     assert is_free("command:nightly")
 
 
-@pytest.mark.parametrize(
-    ("key", "options", "message"),
-    [
-        ("{supplier}", {}, r"\{supplier\} has no value for this run: it is empty"),
-        ("{suplier}", {}, r"\{suplier\} has no value for this run: there is no 'suplier', only .*supplier"),
-        ("{region}", {}, r"\{region\} has no value for this run: there is no 'region'"),
-        ("{parts}", {"parts": ["a"]}, "a list cannot be part of a lock's name"),
-        (lambda **options: None, {}, "the callable has no value for this run"),
-    ],
-)
-def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message):
-    """A run without a value for the key fails, and names the command and the key."""
-    with pytest.raises(CommandError, match=rf"@locked_command on tests\.unit\.test_locked_command.*{message}"):
-        call_command(command(locked_command(key), lambda self: pytest.fail("ran")), **options)
+WHERE = r"@locked_command on tests\.unit\.test_locked_command.*"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "given", "message"),
     [
-        ({"key": "{supplier}"}, "has characters that UTF-8 cannot encode"),
-        ({"using": "nope"}, "REDLOCK has no alias 'nope'"),
-        ({"ttl": 1e6}, r"ttl must be from 0\.1 to 60 seconds"),
+        ({"key": "{supplier}"}, {}, WHERE + r"\{supplier\} has no value for this run: it is empty"),
+        ({"key": "{suplier}"}, {}, WHERE + r"\{suplier\} has no value .*: there is no 'suplier', only .*supplier"),
+        ({"key": "{region}"}, {}, WHERE + r"\{region\} has no value for this run: there is no 'region'"),
+        ({"key": "{parts}"}, {"parts": ["a"]}, WHERE + "a list cannot be part of a lock's name"),
+        ({"key": lambda **options: None}, {}, WHERE + "the callable has no value for this run"),
+        ({"key": "{supplier}"}, {"supplier": "\udcff"}, "has characters that UTF-8 cannot encode"),  # no UTF-8
+        ({"using": "nope"}, {}, "REDLOCK has no alias 'nope'"),
+        ({"ttl": 1e6}, {}, r"ttl must be from 0\.1 to 60 seconds"),
     ],
 )
-def test_lock_that_cannot_be_named_or_configured_is_no_traceback(options, message):
-    """The shell passes bytes that are not UTF-8 as half of a surrogate pair; settings may lack the alias."""
+def test_run_whose_lock_has_no_name_or_settings_fails(options, given, message):
+    """It never takes a lock that others share, and the error names the command and the key, without a traceback."""
     with pytest.raises(CommandError, match=message):
-        call_command(command(locked_command(**options), lambda self: pytest.fail("ran")), supplier="\udcff")
+        call_command(command(locked_command(**options), lambda self: pytest.fail("ran")), **given)
 
 
 @pytest.mark.parametrize("key", ["{supplier", "{0}", "{supplier[0]}", "", 7])
@@ -517,9 +417,3 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key):
     assert not re.search("{pk}|request", str(refused.value))
     with pytest.raises(ValueError, match="wait"):
         locked_command("nightly", wait=-1)
-
-
-@pytest.mark.parametrize("target", [Import(), object, "nightly"])
-def test_only_commands_can_be_decorated(target):
-    with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
-        locked_command("nightly")(target)

@@ -160,34 +160,30 @@ def test_instances_are_refreshed_in_place(when_locked, django_assert_num_queries
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("alone", [True, False], ids=["instance", "list"])
-def test_lazy_object_is_locked_as_its_instance(leases, alone):
-    """``request.user`` is a lazy object around an instance."""
-    order = Order.objects.create()
-    lazy = SimpleLazyObject(lambda: Order.objects.get(pk=order.pk))
-    Order.objects.update(total=5)
-
-    with lock_for_update(lazy if alone else [lazy, order]) as locked:
-        assert [lazy.total, (locked if alone else locked[0]).total] == [5, 5]
-
-    assert [lease.name for lease in leases] == [order_name(order)]
-
-
-@pytest.mark.django_db
 def test_instances_may_be_of_several_models():
-    """A parent and its child, a row twice, and rows of other tables are locked together; each is refreshed."""
+    """
+    A parent and its child, a row twice, and rows of other tables are locked together; each is refreshed.
+
+    So is the instance in a lazy object, such as ``request.user``.
+    """
     gift = GiftOrder.objects.create(pk=7, greeting="hello")
     order, again = Order.objects.get(pk=7), Order.objects.get(pk=7)
     stock = Stock.objects.create(place="here", article="pen")
+    lazy = SimpleLazyObject(lambda: Order.objects.get(pk=7))
+    assert lazy.total == 0
     Order.objects.update(total=2)
     GiftOrder.objects.update(greeting="bye")
     Stock.objects.update(count=5)
 
-    with lock_for_update([gift, order, stock, again]) as locked:
-        assert locked == [gift, order, stock, again]
+    with lock_for_update([gift, order, stock, again, lazy]) as locked:
+        assert locked == [gift, order, stock, again, lazy]
         assert (gift.total, gift.greeting, order.total, again.total, stock.count) == (2, "bye", 2, 2, 5)
+        assert lazy.total == 2
         assert not is_free("model:shop.order:7")
         assert not is_free("model:shop.stock:here,pen")
+    Order.objects.update(total=3)
+    with lock_for_update(lazy) as locked:
+        assert (locked.total, lazy.total, is_free("model:shop.order:7")) == (3, 3, False)
 
 
 @pytest.mark.django_db

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
@@ -81,9 +81,45 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("heading", FUNCTIONS)
-def test_arguments_of_functions(heading: str):
-    assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
+def written(pattern: str, path: str = "") -> set[str]:
+    """Return what the source has in a place that a pattern describes."""
+    return set(re.findall(pattern, "".join(each.read_text() for each in (PACKAGE / path).rglob("*.py"))))
+
+
+LISTS: dict[str, Callable[[], tuple[object, object]]] = {
+    **{
+        f"arguments of {heading}": lambda heading=heading: (
+            names(section("options", heading)),
+            list(inspect.signature(FUNCTIONS[heading]).parameters),
+        )
+        for heading in FUNCTIONS
+    },
+    "signals": lambda: (
+        names(signals_page().partition("| signal |")[2].partition("\n\n")[0]),
+        list(signals.SIGNALS),
+    ),
+    "signals of singleton tasks": lambda: (names(section("events", "Singleton tasks")), CELERY_EVENTS),
+    "reasons of a loss": lambda: (set(names(section("events", "Why a lease ended"))), set(EXPLANATIONS)),
+    "log events": lambda: (
+        set(names(section("events", "Log events"))),
+        written(r'"event": "(\w+)"') | {*CELERY_EVENTS} | written(r'_report\([^()]*"(lock_\w+)"'),
+    ),
+    "commands": lambda: (
+        set(re.findall(r"\[`(redlock_\w+)`\]", section("commands", "Exit codes"))),
+        {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")},
+    ),
+    "names in OpenTelemetry": lambda: (
+        set(names(section("monitoring", "OpenTelemetry"))),
+        written(r'(?:create_\w+|span)\("(redlock[ .][\w.]+)"', "contrib/opentelemetry"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_list_has_what_the_code_has(what: str):
+    listed, known = LISTS[what]()
+
+    assert listed == known
 
 
 def test_options_of_singleton_tasks():
@@ -96,26 +132,6 @@ def test_options_of_singleton_tasks():
         for value in [] if isinstance(field.type, type) else re.findall(r"'(\w+)'", str(field.type)):
             assert f'"{value}"' in listed[name][1] or name == "on_unavailable", (name, value)
         assert field.default is MISSING or shown(field.default) in listed[name][2], name
-
-
-# Checks, words, signals, events
-
-
-def test_signals():
-    assert names(signals_page().partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
-    assert names(section("events", "Singleton tasks")) == CELERY_EVENTS
-
-
-def test_reasons_of_a_loss():
-    assert sorted(names(section("events", "Why a lease ended"))) == sorted(EXPLANATIONS)
-
-
-def test_log_events():
-    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
-    written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
-
-    assert set(names(section("events", "Log events"))) == written
 
 
 # Exit codes
@@ -150,12 +166,6 @@ def test_exit_codes_of_call_command(settings, monkeypatch):
     assert failed.value.code == 7
 
 
-def test_every_command_is_in_the_table():
-    commands = {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")}
-
-    assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", section("commands", "Exit codes")))
-
-
 # Metrics
 
 
@@ -175,14 +185,6 @@ def test_metrics_of_prometheus():
         prometheus.uninstall()
     for name, row in listed.items():
         assert families[name.removesuffix("_total")].type == row[1], name
-
-
-def test_names_in_opentelemetry():
-    source = (PACKAGE / "contrib" / "opentelemetry" / "__init__.py").read_text()
-
-    assert set(names(section("monitoring", "OpenTelemetry"))) == set(
-        re.findall(r'(?:create_\w+|span)\("(redlock[ .][\w.]+)"', source)
-    )
 
 
 # The Python API

@@ -1,6 +1,7 @@
 """The ``REDLOCK`` setting: what is read, when, and the messages about mistakes in it."""
 
 import logging
+import math
 import re
 import socket
 import subprocess
@@ -190,6 +191,21 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
     ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
     ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
+    ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
+    ({"OPTIONS": {"quorum": 4}}, "redlock.E006", "to 3, not 4"),
+    ({"OPTIONS": {"node_timeout": 0}}, "redlock.E006", "node_timeout must be more than 0"),
+    ({"OPTIONS": {"max_ttl": math.inf}}, "redlock.E006", "max_ttl must be a finite number"),
+    ({"OPTIONS": {"drift_factor": 0.9}}, "redlock.E006", "drift_factor must be at least 0 and below 0.5"),
+    (
+        {"OPTIONS": {"drift_factor": 0.49}},
+        "redlock.E006",
+        r"Raise ttl, or lower OPTIONS\['node_timeout'\] or OPTIONS\['d",
+    ),
+    ({"OPTIONS": {"renew": "yes"}}, "redlock.E006", "renew must be True or False"),
+    ({"OPTIONS": {"max_extensions": -1}}, "redlock.E006", "max_extensions must be"),
+    ({"OPTIONS": {"max_hold": -5}}, "redlock.E006", "max_hold must be more than 0"),
+    ({"OPTIONS": {"restart_guard": "off"}}, "redlock.E006", "restart_guard must be"),
+    ({"OPTIONS": {"durable": "a"}}, "redlock.E006", "durable must be a list"),
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     *(({"OPTIONS": {option: f"redis://:{SECRET}@a"}}, "redlock.E006", "not a URL") for option in WITHOUT_URLS),
     ({"OPTIONS": {"clock_guard": 0}}, "redlock.E006", "clock_guard must be True, False or None, not 0"),
@@ -456,39 +472,32 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
     assert [record.exc_info is not None for record in caplog.records] == [True] * 3  # by Django; ours would repeat them
 
 
-def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():
+CLUSTER = {"URL": f"redis+cluster://u:{SECRET}@b:7001,a:7000", "NAME": "cluster"}
+OTHER = {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"}
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "address"),
+    [
+        (SENTINELS, "mymaster", "mymaster of [::1]:26379, s1:26379, s2:26379"),
+        (OTHER, "other", "b of [::1]:26379, s1:26379, s2:26379"),
+        (CLUSTER, "cluster", "a:7000, b:7001"),
+    ],
+)
+def test_node_that_fails_over_is_a_warning_and_never_durable(node: dict[str, Any], name: str, address: str):
     """A failover can lose a vote, and with fewer than three nodes no other node decides; no URL is shown."""
-    nodes = [
-        {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
-        {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
-    ]
-    with configured(NODES=[*nodes, THREE[0]]):
-        warned = check_settings()
-        assert [message.id for message in warned] == ["redlock.W004"] * 2
-        assert "the others decide" in warned[0].hint
-        manager = locks["default"]
-        assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
-        assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
-        assert SECRET not in repr(manager.nodes)
-    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
+    with configured(NODES=[{**node, "OPTIONS": {"password": SECRET}}, *THREE[:2]]):
+        (warned,) = check_settings()
+        assert (warned.id, "the others decide" in warned.hint) == ("redlock.W004", True)
+        shown = locks["default"].nodes[0]
+        assert (shown.name, shown.address) == (name, address)
+        assert SECRET not in repr(shown)
+    with configured(NODES=[node, *THREE[1:]], OPTIONS={"durable": [name]}):
         (found,) = check_settings()
-    assert found.id == "redlock.E010"
-    assert "it is never durable" in found.msg
-    with configured(NODES=[SENTINELS]):
+    assert (found.id, "it is never durable" in found.msg) == ("redlock.E010", True)
+    with configured(NODES=[node]):
         (alone,) = [message for message in check_settings() if message.id == "redlock.W004"]
     assert "OPTIONS['restart_guard'] = True" in alone.hint
-
-
-def test_cluster_is_a_warning_and_never_durable():
-    """A cluster fails over like a service of Sentinel; it is shown by its members, without a password."""
-    cluster = {"URL": f"redis+cluster://u:{SECRET}@b:7001,a:7000", "NAME": "cluster"}
-    with configured(NODES=[cluster, THREE[0], THREE[1]]):
-        assert [message.id for message in check_settings()] == ["redlock.W004"]
-        node = locks["default"].nodes[0]
-        assert (node.name, node.address) == ("cluster", "a:7000, b:7001")
-        assert SECRET not in repr(node)
-    with configured(NODES=[cluster, *THREE[1:]], OPTIONS={"durable": ["cluster"]}):
-        assert [message.id for message in check_settings()] == ["redlock.E010"]
 
 
 ON_LOCK_1 = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}

@@ -40,18 +40,17 @@ def test_lock_is_lost_at_a_chosen_line():
     assert done == ["read"]
 
 
-def test_line_that_was_not_reached_is_an_error():
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ('done.append("write")', AssertionError, r"work did not reach the line with 'done.append\(\"write\"\)'"),
+        ("done.append", ValueError, "work has 2 lines with 'done.append'"),
+        ("delete", ValueError, "work has 0 lines with 'delete'"),
+    ],
+)
+def test_line_must_be_clear_and_reached(text: str, error: type[Exception], message: str):
     """A test that never reached the point proves nothing."""
-    with Simulation() as sim:
-        with pytest.raises(AssertionError, match=r"work did not reach the line with 'done.append\(\"write\"\)'"):
-            with sim.at(work, 'done.append("write")', print):
-                pass
-
-
-@pytest.mark.parametrize(("text", "lines"), [("done.append", 2), ("delete", 0)])
-def test_line_must_be_clear(text: str, lines: int):
-    """A line that occurs twice, or not at all, is refused with a message that says so."""
-    with Simulation() as sim, pytest.raises(ValueError, match=f"work has {lines} lines with '{text}'"):
+    with Simulation() as sim, pytest.raises(error, match=message):
         with sim.at(work, text, print):
             pass
 

@@ -31,6 +31,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redlock import lock, locked_view
+from django_redlock.signals import lock_acquired, lock_released
 from tests.shop.helpers import is_free
 
 NAME = "view:order:7"
@@ -76,10 +77,30 @@ class Runs(list[Any]):
     """One entry for each run of a view: whether each database is in a transaction, and how many are nested in it."""
 
     def note(self) -> None:
+        events.append("ran")
         self.append([(connections[each].in_atomic_block, len(connections[each].savepoint_ids)) for each in DATABASES])
 
 
 runs = Runs()
+events: list[str] = []  # of one request
+
+
+@pytest.fixture
+def lock_events() -> Iterator[None]:
+    """Have the events of locks noted, too."""
+
+    def acquired(**about: Any) -> None:
+        events.append("acquired")
+
+    def released(**about: Any) -> None:
+        open_ones = [each for each in DATABASES if connections[each].in_atomic_block]
+        events.append(f"released inside transactions of {open_ones}" if open_ones else "released")
+
+    lock_acquired.connect(acquired)
+    lock_released.connect(released)
+    yield
+    lock_acquired.disconnect(acquired)
+    lock_released.disconnect(released)
 
 
 @dataclass(frozen=True)
@@ -191,10 +212,11 @@ def marks_of(view: Any) -> Any:
 
 
 class Site:
-    """The project's handler of requests over the URLs of a view."""
+    """The project's handler of requests over the URLs of a view, locked or not."""
 
-    def __init__(self, views: list[Any], is_async: bool) -> None:
-        self.views = views
+    def __init__(self, way: Way, locked: bool, is_async: bool) -> None:
+        self.views = views = way.urls(locked)
+        self.allowed = ["", "acquired released", "acquired ran released"] if locked else ["", "ran"]
         self.is_async = is_async
         self.urlconf = tuple(path(f"{index}/<int:pk>/", view) for index, view in enumerate(views))
         self.handler = BaseHandler()
@@ -205,13 +227,13 @@ class Site:
         request = RequestFactory().generic(method, f"/{index}/7/")
         request.urlconf, request.user, request._dont_enforce_csrf_checks = self.urlconf, user, True
         runs.clear()
+        events.clear()
         if self.is_async:
             ask = partial(asyncio.run, self.handler.get_response_async(request))
         else:
             ask = partial(self.handler.get_response, request)
-        response = Context().run(
-            ask
-        )  # every resolver of URLs leaves a variable in the context, which slows asyncio down
+        response = Context().run(ask)  # every resolver of URLs leaves a variable in the context, which slows asyncio
+        assert " ".join(events) in self.allowed or (method == "GET" and events == ["ran"])
         return response.status_code, list(runs)
 
     def ask_all(self) -> list[Any]:
@@ -238,21 +260,24 @@ class Site:
         *(("class", True, place) for place in PLACES),
     ],
 )
-def test_locked_view_differs_only_by_its_lock(settings, monkeypatch, kind, asynchronous, place_of_lock, atomic):
-    """Status, transactions and marks are those of the same view without the lock; a taken lock lets no body run."""
+def test_locked_view_differs_only_by_its_lock(
+    settings, monkeypatch, lock_events, kind, asynchronous, place_of_lock, atomic
+):
+    """Status, transactions and marks are those of the same view without the lock, which is around all of them."""
     settings.MIDDLEWARE = []
     monkeypatch.setattr(logging.getLogger("django.request"), "disabled", True)  # it would mail the admins each error
     settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": []}
     for alias in atomic:
         monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
     for way in ways(kind, asynchronous, place_of_lock):
-        plain, locked = Site(way.urls(locked=False), asynchronous), Site(way.urls(locked=True), asynchronous)
+        plain, locked = Site(way, False, asynchronous), Site(way, True, asynchronous)
 
         expected = plain.ask_all()
         assert locked.ask_all() == expected, way
 
         assert is_free(NAME), way
         with lock(NAME):
+            locked.allowed = [""]
             for index in range(len(locked.views)):
                 status, seen = locked.ask(index, User(pk=1))
                 ran = plain.ask(index, User(pk=1))[1]

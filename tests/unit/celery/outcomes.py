@@ -48,7 +48,7 @@ class Message(Situation):
             then down`` if they fall silent when they have refused the slot.
         backend: Which of ``reads`` and ``writes`` of the result backend fail.
         broker: Whether it ``refuses`` messages.
-        body: What the body does, or the error that it raises; or the place before the body, and the error.
+        body: What the body does, or the error that it raises; or the place before the body, and the error there.
         event: What happens to the message in the worker's main process; otherwise a child runs it.
         times: How often it is put back first, while everything stays as it is.
         does: The outcome then. It ``runs``; is ``put back``, ``returned`` to the broker, or ``dropped`` because
@@ -135,6 +135,16 @@ class Foreign:
         return "Foreign()"
 
 
+class BrokenKey:
+    """A function that makes no key."""
+
+    def __call__(self, call: Any) -> str:
+        return str(call.arguments["nothing"])
+
+    def __repr__(self) -> str:
+        return "BrokenKey()"
+
+
 class Limit(BaseException):
     """A limit or a kill that arrives as gevent's do."""
 
@@ -187,15 +197,18 @@ PLAIN: dict[str, Any] = {}
 LATE, IGNORES = {"acks_late": True}, {"ignore_result": True}
 REJECTS, DROPS = LATE | {"reject_on_worker_lost": True}, LATE | {"redelivery": "drop"}
 SKIP, RAISE, RERUN, REPLACE = ({"on_duplicate": how} for how in ("skip", "raise", "rerun", "replace"))
+USUAL = [PLAIN, LATE, REPLACE]
 ANY = [PLAIN, SKIP, RAISE, RERUN, REPLACE]
 DROP, WAIT, FOLLOW, FAIL = ({"on_overlap": how} for how in ("drop", "wait", "follow", "fail"))
 ANSWER, BRIEFLY = {"on_overlap": Return("other")}, {"on_overlap": "wait", "wait_for": 0}
 ONCE, QUEUED, SERIAL, BOTH = (
     {"scope": scope} for scope in ("until_executed", "until_executing", "while_executing", "until_and_while_executing")
 )
+SCOPES = [ONCE, QUEUED, SERIAL, BOTH]
 RUNS_ANYWAY, FAILS_THEN = {"on_unavailable": {"run": "run"}}, {"on_unavailable": {"run": "fail"}}
 RAISES_THEN = {"on_unavailable": {"enqueue": "raise"}}
 HOLDS = {"hold_for": 60}
+STARTED = {"track_started": True}
 RETRIES = {"autoretry_for": (OSError,), "default_retry_delay": 100, "retry_backoff": False}
 
 # Messages
@@ -203,20 +216,29 @@ WAITS = {"does": "put back", "holder": "another running"}
 REVOKED = {"does": "revoked", "told": "REVOKED", "runs": 0}
 FAILS = {"does": "fails", "told": "FAILURE", "runs": 0}
 LOST = {"does": "dropped", "told": "PENDING", "runs": 0}
+GOES_ON = {"holder": "own queued", "runs": 2}
 BACK = {"does": "put back", "holder": "own queued"}
+REPLACED = {"before": "was replaced", "does": "dropped"}
+IS_OVER = {"before": "has run", "comes": "again", "does": "dropped"}
 STOPPED = {"options": DROPS, "before": "was stopped", "comes": "again"}
 WATCHES = {"slot": "own run", "comes": "again", "does": "put back", "holder": "own running"}
+RETURNS = {"event": "child dies", "does": "returned", "holder": "own queued"}
 CLAIMED = {"slot": "another claim", "does": "put back", "holder": "another claimed"}
 FOR_LONG = {"slot": "no task, for long", "does": "put back", "holder": "another held", "runs": 0}
 LOST_TO_ANOTHER = {"slot": "own, then another run", "holder": "another running"}
 DIED = LOST_TO_ANOTHER | {"before": "was killed", "comes": "again", "does": "put back"}
+ENDS_AS = [
+    {"options": how, "told": told}
+    for how, told in ((DROP, "REVOKED"), (BRIEFLY, "REVOKED"), (FAIL, "FAILURE"), (ANSWER, "SUCCESS"))
+]
 TAKEN = [
     {"slot": "another run", "holder": "another running"},
     {"slot": "another message", "holder": "another queued"},
     {"slot": "no task", "holder": "another held"},
     {"slot": "held", "holder": "another held", "options": HOLDS},
 ]
-BY_NAME = {"by": "name"}
+BY_NAME, FREELY, IN_HEADERS = {"by": "name"}, {"singleton": False}, {"headers": {"headers": {"colour": "red"}}}
+ENDS_SOON = [{"lasts": 3}, {"lasts": 2, "options": {"lease": 2}}]
 STOPS = [SystemExit(-15), WorkerShutdown(), WorkerTerminate()]
 BEFORE = ("before_start", "task_prerun", "on_task_init")
 ASKS = [  # messages about which a worker asks the nodes once more when it has their slot
@@ -239,27 +261,28 @@ HOLDERS = [
     {"holder": "running", "reason": "running"},
     {"holder": "held", "reason": "held", "options": HOLDS},
 ]
+LINKED = {"holder": "waiting with a link", "reason": "queued", "ran": "first second linked"}
+SAME_PENDING = {"holder": "pending", "args": (7, "pending"), "reason": "running", "ran": "first pending"}
 OVER = [f"waits, but is {state}" for state in ("REVOKED", "FAILURE", "SUCCESS")]
 
 PAGE = Shown("tests/server/workers/test_page.py", "test_lost_worker")
 
 EVENTS = {
     "The body returns or raises, `Ignore`, `Reject`, soft time limit, `sys.exit`": [
-        *messages(options=[ONCE, QUEUED, SERIAL, BOTH, LATE, REPLACE, DROPS]),
-        *messages(options=[PLAIN, LATE, REPLACE], body=[ValueError(), SoftTimeLimitExceeded()], told="FAILURE"),
+        *messages(options=[*SCOPES, LATE, REPLACE, DROPS]),
+        *messages(options=USUAL, body=[ValueError(), SoftTimeLimitExceeded()], told="FAILURE"),
         *messages(options=[PLAIN, LATE], body=[Ignore(), Reject(), SystemExit(1)], told="PENDING"),
         *messages(options=IGNORES, told="PENDING"),
-        *messages({"options": HOLDS}, options=[ONCE, QUEUED, SERIAL, BOTH], holder="own held", lasts=60),
-        *messages({"options": HOLDS}, options=[QUEUED | REPLACE, BOTH | RERUN], holder="own held", lasts=60),
+        *messages({"options": HOLDS}, options=[*SCOPES, QUEUED | REPLACE, BOTH | RERUN], holder="own held", lasts=60),
         *messages(before="lost its header"),  # the worker makes it from the arguments
     ],
     "`retry()`, `autoretry_for`, `replace()` by itself": [
-        *messages(
-            options=[ONCE, QUEUED, BOTH, LATE, RERUN, REPLACE, HOLDS], body="retries", holder="own queued", runs=2
-        ),
+        *messages(GOES_ON, options=[ONCE, QUEUED, BOTH, LATE, RERUN, REPLACE, HOLDS], body="retries"),
         *messages(options=[SERIAL, SERIAL | HOLDS], body="retries", runs=2),
-        *messages(options=RETRIES, body=OSError(), holder="own queued", runs=2),
-        *messages(body="replaces itself", holder="own queued", runs=2),
+        *messages(GOES_ON, options=RETRIES, body=OSError()),
+        *messages(GOES_ON, body=["retries", "replaces itself"], sent=[{}, IN_HEADERS]),
+        *messages(body="is overtaken by its retry", runs=2),
+        *messages(body="retries without its slot", holder="another queued", runs=2),
         *messages(body="retries", broker="refuses", told="PENDING"),
     ],
     "`retry()` that names other arguments": [
@@ -272,6 +295,7 @@ EVENTS = {
     "Wrong or unserialisable arguments, broker not reachable": [
         *calls(args=[(), (Foreign(),)], answer="TypeError", told="", ran=""),
         *calls(args=(7, Foreign()), answer="EncodeError", told="", ran=""),
+        *calls(options={"key": BrokenKey()}, answer="KeyError", told="", ran=""),
         *calls(options=ANY, broker="refuses", answer="OperationalError", told="", ran=""),
     ],
     "Rolled-back transaction, with `delay_on_commit`": [
@@ -280,24 +304,24 @@ EVENTS = {
     "Child, worker or machine killed": [Shown("tests/server/workers/test_page.py", "test_killed_child"), PAGE],
     "Hard or soft time limit, `revoke(terminate=True)`, `sys.exit` or an error before the body begins "
     "(in `before_start` or in a receiver of `task_prerun`)": [
-        *messages(LOST, options=[PLAIN, LATE, REPLACE], body=[(place, Limit()) for place in BEFORE]),
+        *messages(LOST, options=USUAL, body=[(place, Limit()) for place in BEFORE]),
         *messages(LOST, options=[PLAIN, REPLACE], body=[(place, SystemExit(-15)) for place in BEFORE]),
         *messages(options=LATE, body=[(place, STOPS[0]) for place in BEFORE], does="returned", holder="own queued"),
-        *messages(FAILS, options=[PLAIN, LATE, REPLACE], body=[("before_start", SoftTimeLimitExceeded())]),
-        *messages(FAILS, options=[PLAIN, LATE, REPLACE], body=[("before_start", ValueError())]),
-        *messages(LOST, options=[PLAIN, LATE, REPLACE], body=[("before_start", Reject())]),
-        *messages(FAILS, options=[PLAIN, LATE, REPLACE], event="exceeds its hard limit before it begins"),
-        *messages(REVOKED, options=[PLAIN, LATE, REPLACE], event="is terminated before it begins"),
+        *messages(
+            FAILS, options=USUAL, body=[("before_start", error) for error in (SoftTimeLimitExceeded(), ValueError())]
+        ),
+        *messages(LOST, options=USUAL, body=[("before_start", Reject())]),
+        *messages(FAILS, options=USUAL, event="exceeds its hard limit before it begins"),
+        *messages(REVOKED, options=USUAL, event="is terminated before it begins"),
     ],
     "Worker killed before the body begins, with early acknowledgement": [
         *messages(LOST, event="worker dies before it begins", holder="own queued", lasts=3600),
     ],
     "Hard time limit": [
-        *messages(FAILS, event="exceeds its hard limit", holder="own running", lasts=3),
-        *messages(FAILS, options={"lease": 2}, event="exceeds its hard limit", holder="own running", lasts=2),
+        *messages(FAILS, ENDS_SOON, event="exceeds its hard limit", holder="own running"),
     ],
     "`revoke()` of a waiting task": [
-        *messages(REVOKED, options=[ONCE, QUEUED, SERIAL, BOTH, LATE, RERUN, REPLACE], event="is revoked"),
+        *messages(REVOKED, options=[*SCOPES, LATE, RERUN, REPLACE], event="is revoked"),
         *messages(REVOKED, options=RERUN, slot="own beside another run", event="is revoked", holder="another running"),
         *messages(REVOKED, options=[ONCE, QUEUED, RERUN, REPLACE], sent={"countdown": 7200}, event="is cancelled"),
         *messages(REVOKED, options=REPLACE, before=["", "was replaced"], event="is cancelled, and comes"),
@@ -307,8 +331,8 @@ EVENTS = {
         *messages(REVOKED, options=[PLAIN, LATE], event="is terminated", holder="own running"),
     ],
     "Expired, unknown task, a message that cannot be decoded": [
-        *messages(REVOKED, options=[ONCE, QUEUED, SERIAL, BOTH, LATE, RERUN, REPLACE], event="expires"),
-        *messages(LOST, options=[PLAIN, LATE, REPLACE], event=["is unknown", "cannot be read", "is rejected"]),
+        *messages(REVOKED, options=[*SCOPES, LATE, RERUN, REPLACE], event="expires"),
+        *messages(LOST, options=USUAL, event=["is unknown", "cannot be read", "is rejected"]),
         *messages(options=LATE, event="is rejected for later", does="returned", holder="own queued"),
         *messages(options=REPLACE, before="was replaced", event="expires", does="dropped", holder="own queued"),
         *messages(WATCHES, options=[LATE, LATE | REPLACE], event="expires"),
@@ -320,10 +344,8 @@ EVENTS = {
     "Warm shutdown": [Shown("tests/server/workers/test_shutdown.py", "test_warm_shutdown")],
     "Cold or soft shutdown": [
         *messages(body=STOPS, told="PENDING"),
-        *messages(options=LATE, body=STOPS, holder="own claimed", lasts=10, runs=2),
+        *messages(options=[LATE, LATE | RERUN, LATE | REPLACE], body=STOPS, holder="own claimed", lasts=10, runs=2),
         *messages({"options": LATE}, options=[QUEUED, SERIAL, BOTH], body=STOPS[0], runs=2),
-        *messages(options=LATE | RERUN, body=STOPS[0], holder="own claimed", lasts=10, runs=2),
-        *messages(options=LATE | REPLACE, body=STOPS[0], holder="own claimed", lasts=10, runs=2),
         *messages(options=DROPS, body=STOPS[0], told="REVOKED"),
     ],
     "Queue purged, message lost": [
@@ -334,28 +356,24 @@ EVENTS = {
         *messages(LOST, options=[ONCE, QUEUED, BOTH, REPLACE], event="is lost, and its slot released"),
     ],
     "Same message delivered twice (visibility timeout, lost connection)": [
-        *messages(
-            WATCHES, {"options": LATE}, options=[ONCE, SERIAL, BOTH, DROPS, RERUN, REPLACE, FAILS_THEN, RUNS_ANYWAY]
-        ),
-        *messages(WATCHES, {"options": LATE}, options=[FAIL, FOLLOW, ANSWER, BRIEFLY]),
+        *messages(WATCHES, {"options": LATE}, options=[ONCE, SERIAL, BOTH, DROPS, RERUN, REPLACE]),
+        *messages(WATCHES, {"options": LATE}, options=[FAIL, FOLLOW, ANSWER, BRIEFLY, FAILS_THEN, RUNS_ANYWAY]),
         *messages(WATCHES, options=[LATE | IGNORES, DROPS | IGNORES], told="PENDING"),
         *messages(WATCHES, options=LATE, before="came again", does="dropped"),
         *messages(WATCHES, options=LATE | {"max_hold": 7200}, before="has run for 90 minutes"),
         *messages(options=LATE, slot="own run", comes="again", before="has run for 90 minutes", runs=2),
         *messages(WATCHES, options=LATE, body=ValueError(), runs=2),
         *messages(options=LATE | QUEUED, slot="own run", comes="again", runs=2),
-        *messages(
-            {"options": LATE}, options=[ONCE, QUEUED, RERUN, REPLACE], before="has run", comes="again", does="dropped"
-        ),
-        *messages(options=LATE, before="a copy has run", comes="late", does="dropped"),
-        *messages(options=LATE | IGNORES, before="has run", comes="again", does="dropped", told="PENDING"),
-        *messages(options=LATE | IGNORES, before="a copy has run", comes="late", does="dropped", told="PENDING"),
-        *messages(options=IGNORES, before="has run, after a long wait", comes="again", does="dropped", told="PENDING"),
+        *messages(IS_OVER, {"options": LATE}, options=[ONCE, QUEUED, RERUN, REPLACE]),
+        *messages(IS_OVER, options=LATE, before="a copy has run", comes="late"),
+        *messages(IS_OVER, options=LATE | IGNORES, told="PENDING"),
+        *messages(IS_OVER, options=LATE | IGNORES, before="a copy has run", comes="late", told="PENDING"),
+        *messages(IS_OVER, options=IGNORES, before="has run, after a long wait", told="PENDING"),
         *messages(options=LATE, before="has run, stored nothing", comes="again", does="put back", runs=2),
         *messages(options=LATE, before="has failed", comes="again", runs=2),
-        *messages(options=LATE, before="has retried", comes="again", does="dropped", holder="own queued", runs=2),
-        *messages(options=LATE | SERIAL, before="has retried", comes="again", does="dropped", runs=2),
-        *messages(options=LATE, before="has retried, and the retry too", comes="again", does="dropped", runs=2),
+        *messages(IS_OVER, options=LATE, before="has retried", holder="own queued", runs=2),
+        *messages(IS_OVER, options=LATE | SERIAL, before="has retried", runs=2),
+        *messages(IS_OVER, options=LATE, before="has retried, and the retry too", runs=2),
         *messages(WATCHES, options=[DROPS, DROPS | REPLACE], body=SystemExit(-9), told="REVOKED"),
     ],
     "A call finds a duplicate that waits for a countdown or eta": [
@@ -379,29 +397,31 @@ FAULTS = {
     ],
     "A process dies between its claim and its message": [
         *messages(CLAIMED, options=[DROP, WAIT, FOLLOW, FAIL, ANSWER, BRIEFLY]),
-        *calls(options=[ONCE, QUEUED, SERIAL, BOTH, SKIP, RAISE, RERUN], holder="claimed", ran="second another"),
+        *calls(options=[*SCOPES, SKIP, RAISE, RERUN], holder="claimed", ran="second another"),
     ],
     "The broker does not accept the message": calls(
-        nodes=["up", "one down"], broker="refuses", answer="OperationalError", told="", ran=""
+        nodes=["up", "one down", "down"], broker="refuses", answer="OperationalError", told="", ran=""
     ),
     "The result backend is away or slow before a run": [
-        *messages(options=[PLAIN, LATE, REPLACE], backend="reads"),
-        *messages(options=LATE | IGNORES, comes="again", backend="reads", told="PENDING"),
+        *messages(options=USUAL, backend="reads"),
+        *messages(options=[LATE | IGNORES, DROPS | IGNORES], comes="again", backend="reads", told="PENDING"),
+        *messages(options=LATE | IGNORES, comes="late", backend="reads", told="PENDING"),
+        *messages(FAILS, options=LATE, comes="again", body=("result backend", SoftTimeLimitExceeded())),
         *messages({"options": LATE}, options=[PLAIN, RERUN], comes="again", backend="reads", times=10),
         *messages({"options": LATE | RUNS_ANYWAY}, options=[PLAIN, REPLACE], comes="again", backend="reads"),
-        *messages(options={"track_started": True}, backend="writes", told="PENDING"),
+        *messages(options=STARTED, backend="writes", told="PENDING"),
+        *messages(options=STARTED, body="sees that it is STARTED"),
     ],
     "The result backend is away or full when a message is to end without a run, or "
     '`on_overlap="follow"` needs the other result': [
         *messages(TAKEN[:3], options=[DROP, BRIEFLY, FAIL, ANSWER], backend="writes", does="put back"),
-        *messages(FOR_LONG, options=[DROP, BRIEFLY], backend="writes", told="REVOKED"),
-        *messages(FOR_LONG, options=FAIL, backend="writes", told="FAILURE"),
-        *messages(FOR_LONG, options=ANSWER, backend="writes"),
+        *messages(FOR_LONG, ENDS_AS, backend="writes"),
         *messages(WAITS, options=FOLLOW, slot="another run", backend="reads", runs=0),
+        *messages(WAITS, options=FOLLOW | IGNORES, slot="another run", backend="reads", told="PENDING"),
         *messages(STOPPED, backend="reads writes", times=15, does="put back", told="REVOKED"),
     ],
     "The result backend is away after the body has run": [
-        *messages(options=[PLAIN, LATE, REPLACE], backend="writes", told="PENDING"),
+        *messages(options=USUAL, backend="writes", told="PENDING"),
     ],
     "The lock nodes fall silent between the slot and the body": [
         *messages(ASKS, nodes="silent", does="put back"),
@@ -410,19 +430,16 @@ FAULTS = {
     ],
     "The slot is lost before the body begins, because a question took longer than `lease`": [
         *messages(options=[PLAIN, LATE, RUNS_ANYWAY, REPLACE], nodes="slow", does="put back"),
-        *messages(FAILS, {"options": FAILS_THEN}, options=[PLAIN, LATE, REPLACE], nodes="slow"),
+        *messages(FAILS, {"options": FAILS_THEN}, options=USUAL, nodes="slow"),
     ],
     "With late acknowledgement, a worker, the connection to the broker or (with `reject_on_worker_lost`) a child ends "
     "during the run, or the body rejects its message with `requeue=True`; or the body retries": [
         *messages(DIED, {"options": LATE}, options=[DROP, FOLLOW, FAIL, ANSWER, BRIEFLY, REPLACE]),
         *messages(
-            LOST_TO_ANOTHER,
-            options=[DROP, FAIL, ANSWER, BRIEFLY],
-            before="has retried, and lost its slot",
-            does="put back",
-            runs=2,
+            DIED, options=[DROP, FAIL, ANSWER, BRIEFLY], before="has retried, and lost its slot", comes="", runs=2
         ),
         *messages(options=LATE, body=Reject(requeue=True), runs=2),
+        *messages(options=LATE, body="dies before it sends a retry", holder="own claimed", runs=2),
         *messages(REVOKED, STOPPED, runs=1),
         *messages(options=DROPS, before=["was killed", "waited too long"], comes="again"),
     ],
@@ -443,22 +460,20 @@ OVERLAPS = {
         *messages(REVOKED, TAKEN, options=BRIEFLY),
         *messages(REVOKED, options=BOTH | BRIEFLY, slot="own beside another run", holder="another running"),
         *messages(REVOKED, options=WAIT | {"wait_for": 1}, slot="no task", times=1, holder="another held"),
-        *messages(WAITS, options=WAIT, sent={"expires": 100}, slot="another run"),
+        *messages(WAITS, options=WAIT, sent=[{"expires": 100}, {"ignore_result": False}], slot="another run"),
+        *messages(WAITS, options=WAIT, sent={"ignore_result": True}, slot="another run", told="PENDING"),
     ],
     '`"drop"`': [
         *messages(REVOKED, TAKEN, sent=[{}, BY_NAME]),
         *messages(REVOKED, options=QUEUED, slot="another message", holder="another queued"),
         *messages(REVOKED, options=BOTH | DROP, slot="own beside another run", holder="another running"),
         *messages(options=QUEUED, slot="another run"),
+        *messages(slot="another run", sent=FREELY, holder="another running"),
+        *messages(slot="another run", sent=FREELY, body="retries", holder="another running", runs=2),
         *messages(LOST, options=IGNORES, slot="another run", holder="another running"),
         *messages(options=DROP, before=["waited too long", "was never confirmed"]),
         *messages(options=[ONCE, QUEUED, BOTH], slot="nobody", sent=[{}, BY_NAME]),
-        *messages(
-            REVOKED,
-            slot="own, then another run",
-            before=["waited too long", "was never confirmed"],
-            holder="another running",
-        ),
+        *messages(REVOKED, LOST_TO_ANOTHER, before=["waited too long", "was never confirmed"]),
     ],
     '`"follow"`': [
         *messages(TAKEN[:2], options=FOLLOW, does="put back", runs=0),
@@ -481,9 +496,7 @@ TREATED = {
     "A duplicate with `link` or `link_error`": [
         *calls(RAISES, options=ANY, sent={"link": "linked"}, holder=["waiting", "running"]),
         *calls(options=ANY, sent={"link": "linked"}, has_slot=True, ran="second linked"),
-        *calls(
-            AFTER, options=[RERUN, REPLACE], holder="waiting with a link", reason="queued", ran="first second linked"
-        ),
+        *calls(AFTER, LINKED, options=[RERUN, REPLACE]),
     ],
     "A run of a direct call or of `apply()`": [
         *calls(SKIPPED, options={"lock_direct_calls": True}, holder=["direct", "applied"], reason="running"),
@@ -510,11 +523,12 @@ UNAVAILABLE = {
     ],
     '`"run"`: `"retry"` (default)': [
         *messages(BACK, options=[ONCE, BOTH, LATE, RERUN, REPLACE], nodes="down", times=7),
+        *messages(BACK, options={"max_retries": 0}, nodes="down", times=7),
         *messages(options=SERIAL, nodes="down", does="put back"),
         *messages(nodes="restarted", does="put back"),
     ],
     '`"run"`: `"run"`': [
-        *messages({"options": RUNS_ANYWAY}, options=[ONCE, QUEUED, SERIAL, BOTH, REPLACE], nodes="down"),
+        *messages({"options": RUNS_ANYWAY}, options=[*SCOPES, REPLACE], nodes="down"),
         *messages(WATCHES, options=LATE | RUNS_ANYWAY, nodes="taken, then down"),
     ],
     '`"run"`: `"fail"`': [
@@ -530,13 +544,10 @@ KILLED = {
         *messages(FAILS, options=REPLACE, before="replaced another", event="child dies before it begins"),
     ],
     "the child process that runs it: `acks_late=True, reject_on_worker_lost=True`": [
-        *messages(
-            options=[REJECTS, REJECTS | RERUN], event="child dies", does="returned", holder="own queued", lasts=30
-        ),
-        *messages(options=REJECTS | REPLACE, event="child dies", does="returned", holder="own queued", lasts=30),
-        *messages(options=REJECTS | {"lease": 5}, event="child dies", does="returned", holder="own queued", lasts=5),
-        *messages(options=REJECTS | {"redelivery": "drop"}, event="child dies", does="returned"),
-        *messages(options=REJECTS, event="child dies before it begins", does="returned", holder="own queued"),
+        *messages(RETURNS, {"options": REJECTS}, options=[PLAIN, RERUN, REPLACE], lasts=30),
+        *messages(RETURNS, options=REJECTS | {"lease": 5}, lasts=5),
+        *messages(RETURNS, options=REJECTS | {"redelivery": "drop"}, holder=""),
+        *messages(RETURNS, options=REJECTS, event="child dies before it begins"),
     ],
     "the whole worker: none": messages(LOST, event="worker dies", holder="own running", lasts=30),
     "the whole worker: `acks_late=True`": [
@@ -568,31 +579,16 @@ DUPLICATES = {
         *calls(AFTER, HOLDERS, options=RERUN),
         *calls(TAKES_OVER, options=RERUN | QUEUED, holder="waiting", reason="queued"),
         *calls(TAKES_OVER, options=RERUN, holder="pending", reason="running", ran="first second"),
-        *calls(
-            options=RERUN,
-            holder="pending",
-            args=(7, "pending"),
-            answer="joins the waiting",
-            reason="running",
-            ran="first pending",
-        ),
+        *calls(SAME_PENDING, options=RERUN, answer="joins the waiting"),
     ],
     '`"replace"`': [
         *calls(SENT, options=REPLACE),
         *calls(TAKES_OVER, options=REPLACE, holder="waiting", reason="queued"),
         *calls(AFTER, HOLDERS[1:], options=REPLACE),
         *calls(TAKES_OVER, options=REPLACE, holder="pending", reason="running", ran="first second"),
-        *calls(
-            TAKES_OVER, options=REPLACE, holder="pending", args=(7, "pending"), reason="running", ran="first pending"
-        ),
-        *messages(options=REPLACE, before="was replaced", does="dropped", holder="own queued"),
-        *messages(
-            options=[RERUN, REPLACE],
-            slot="own beside another run",
-            before="was replaced",
-            does="dropped",
-            holder="another running",
-        ),
+        *calls(TAKES_OVER, SAME_PENDING, options=REPLACE),
+        *messages(REPLACED, options=REPLACE, holder="own queued"),
+        *messages(REPLACED, options=[RERUN, REPLACE], slot="own beside another run", holder="another running"),
     ],
 }
 EXCLUDES = {

@@ -1,6 +1,5 @@
 """What the tests look at: which slots are taken, and what messages say of them."""
 
-from dataclasses import replace
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -19,20 +18,6 @@ NAME = "task:shop.sync:shop_id=7"
 def ticket_in(headers: Any) -> Ticket | None:
     """Return the ticket of a message."""
     return Ticket.unpack(headers.get(HEADER), headers["id"])
-
-
-def put_back(headers: Any, tries: int) -> None:
-    """Let a message say that it has been put back so often."""
-    ticket = ticket_in(headers)
-    assert ticket
-    headers[HEADER] = replace(ticket, tries=tries).pack()
-
-
-def tickets(worker: Any) -> list[Ticket]:
-    """Return the tickets of the messages that wait."""
-    found = [ticket_in(headers) for headers in worker.headers]
-    assert all(found)
-    return found
 
 
 def names() -> set[str]:

@@ -53,9 +53,9 @@ class Stage:
         self.act(task, "body")
         return f"value of {task.request.id}"
 
-    def act(self, task: Any, where: str) -> None:
+    def act(self, task: Any, where: str, task_id: str = "") -> None:
         """Do what this run of the message in question does there."""
-        if not self.acts or task.request.id != self.id:
+        if not self.acts or (task_id or task.request.id) != self.id:
             return
         place, what = self.acts[0] if isinstance(self.acts[0], tuple) else ("body", self.acts[0])
         if place != where:
@@ -69,6 +69,24 @@ class Stage:
             task.retry(args=(8,), countdown=100)
         if what == "replaces itself":
             task.replace(task.si(7))
+        if what == "sees that it is STARTED":
+            assert self.state() == "STARTED"
+        if what == "retries without its slot":
+            self.task.singleton.release(7, force=True)
+            self.send("another")
+            task.retry(countdown=100)
+        if what == "is overtaken by its retry":
+            task.retry(countdown=0, throw=False)
+            self.run(self.worker.take())
+        if what == "dies before it sends a retry":
+            with self.patch.context() as patch:
+                patch.setattr(self.app.amqp, "send_task_message", self.die)
+                task.retry(countdown=0)
+
+    def die(self, *about: Any, **more: Any) -> None:
+        """End the process: it frees nothing."""
+        set_down(self.nodes)
+        raise SystemExit(-9)
 
     def holder(self, shop: int = 7) -> str:
         """Return who has the slot."""
@@ -80,14 +98,15 @@ class Stage:
     def state(self) -> str:
         return str(self.task.AsyncResult(self.id).state)
 
-    def get(self, get: Any, *about: Any) -> Any:
+    def get(self, get: Any, task_id: str, *about: Any) -> Any:
+        self.act(self.task, "result backend", task_id)
         if "reads" in self.failing:
-            raise ConnectionError("away")
-        return get(*about)
+            fail()
+        return get(task_id, *about)
 
     def store(self, store: Any, task_id: str, result: Any, state: str, *about: Any, **more: Any) -> Any:
         if "writes" in self.failing:
-            raise ConnectionError("away")
+            fail()
         if task_id == self.id and state in STATES:
             with suppress(QuorumUnavailableError):
                 self.stored_with.append(self.holder())
@@ -178,6 +197,8 @@ class Stage:
             node.restart()
         self.failing = getattr(self.case, "backend", "")
         with self.patch.context() as patch:
+            if self.failing:
+                patch.setattr(self.task.backend, "on_task_call", fail)  # Celery subscribes to results with it
             if self.case.broker == "refuses":
                 patch.setattr(self.app.amqp, "send_task_message", refuse)
             yield
@@ -190,3 +211,7 @@ class Stage:
 
 def refuse(*about: Any, **more: Any) -> None:
     raise OperationalError("full")
+
+
+def fail(*about: Any, **more: Any) -> None:
+    raise ConnectionError("away")

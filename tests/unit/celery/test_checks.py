@@ -58,52 +58,60 @@ def test_module_that_cannot_be_imported_is_reported_and_stops_no_command(app, de
     assert not found.is_serious()
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({}, []),
-        ({"lease": 61.0}, ["redlock.E020"]),
-        ({"lease": 5.0}, ["redlock.W020"]),
-        ({"on_overlap": "follow", "ignore_result": True}, ["redlock.W022"]),
-        ({"using": "nowhere"}, ["redlock.E021"]),
-        ({"time_limit": 3601}, ["redlock.W025"]),
-        ({"time_limit": 300, "max_hold": 200}, ["redlock.W025"]),
-        ({"time_limit": 3601, "scope": "until_executing"}, []),
-    ],
-)
-def test_options(declare, options, found):
-    """Options that cannot work, that leave no time for heartbeats, or let a run outlast its slot, are found."""
-    with override_settings(REDLOCK={"default": {"NODES": "memory://a", "OPTIONS": {"node_timeout": 1.0}}}):
-        assert declare(**options) == found
-
-
+LATE, QUEUE = {"acks_late": True}, {"scope": "until_executing"}
+LONG, LIMIT, SHORT, ONCE = {"max_hold": 9000}, {"time_limit": 7200}, {"time_limit": 300}, {"redelivery": "drop"}
 REDIS = {"broker_url": "redis://127.0.0.1:1"}
-LATER = {"broker_transport_options": {"visibility_timeout": 9000}}
+LATER = REDIS | {"broker_transport_options": {"visibility_timeout": 9000}}
+SOFT = {"task_time_limit": 300, "task_soft_time_limit": 60}
+RPC = {"result_backend": "rpc://"}
 
 
 @pytest.mark.parametrize(
     ("setting", "options", "found"),
     [
-        (REDIS, {}, ["redlock.W021"]),
-        (REDIS, {"scope": "until_executing"}, ["redlock.W021"]),
-        (REDIS, {"time_limit": 300}, []),
-        (REDIS | LATER, {"time_limit": 7200, "max_hold": 9000}, []),
-        (REDIS, {"time_limit": 7200, "max_hold": 9000}, ["redlock.W021"]),
-        (REDIS | LATER, {"time_limit": 7200}, ["redlock.W025"]),  # it ends before its message comes again
-        (REDIS, {"time_limit": 7200}, ["redlock.W021"]),  # no second warning, W025
-        (REDIS, {"redelivery": "drop"}, []),
-        (REDIS, {"redelivery": "drop", "scope": "until_executing"}, ["redlock.W021"]),
-        ({"broker_url": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]}, {}, ["redlock.W021"]),
-        ({"broker_url": "amqp://127.0.0.1:1;rediss://127.0.0.1:2"}, {}, ["redlock.W021"]),
-        ({"broker_read_url": "redis://127.0.0.1:1"}, {}, ["redlock.W021"]),
-        ({"broker_url": "amqp://127.0.0.1:1"}, {}, []),  # which does not say when it delivers again
+        # Options that cannot work, that leave no time for heartbeats, or let a run outlast its slot
+        ({}, {}, []),
+        ({}, {"lease": 61.0}, ["redlock.E020"]),
+        ({}, {"lease": 5.0}, ["redlock.W020"]),
+        ({}, {"on_overlap": "follow", "ignore_result": True}, ["redlock.W022"]),
+        ({}, {"using": "nowhere"}, ["redlock.E021"]),
+        ({}, {"time_limit": 3601}, ["redlock.W025"]),
+        ({}, {"time_limit": 300, "max_hold": 200}, ["redlock.W025"]),
+        ({}, {"time_limit": 3601} | QUEUE, []),
+        # With late acknowledgement and Redis, a time limit below both max_hold and visibility_timeout
+        (REDIS, LATE, ["redlock.W021"]),
+        (REDIS, LATE | QUEUE, ["redlock.W021"]),
+        (REDIS, LATE | SHORT, []),
+        (LATER, LATE | LIMIT | LONG, []),
+        (REDIS, LATE | LIMIT | LONG, ["redlock.W021"]),
+        (LATER, LATE | LIMIT, ["redlock.W025"]),  # it ends before its message comes again
+        (REDIS, LATE | LIMIT, ["redlock.W021"]),  # no second warning, W025
+        (REDIS, LATE | ONCE, []),
+        (REDIS, LATE | ONCE | QUEUE, ["redlock.W021"]),
+        ({"broker_url": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]}, LATE, ["redlock.W021"]),
+        ({"broker_url": "amqp://127.0.0.1:1;rediss://127.0.0.1:2"}, LATE, ["redlock.W021"]),
+        ({"broker_read_url": "redis://127.0.0.1:1"}, LATE, ["redlock.W021"]),
+        ({"broker_url": "amqp://127.0.0.1:1"}, LATE, []),  # which does not say when it delivers again
+        # A soft time limit of the project that would end a task which may run for long by its own options
+        (SOFT, {}, []),  # short, as far as anybody knows
+        (SOFT, LIMIT | LONG, ["redlock.W028"]),
+        (SOFT, LONG, ["redlock.W028"]),
+        (SOFT, LIMIT | LONG | {"soft_time_limit": 7000}, []),
+        (SOFT, {"time_limit": 50}, []),
+        # Results that a duplicate in another process never gets
+        (RPC, {}, ["redlock.W026"]),
+        (RPC, {"on_duplicate": "raise"}, []),
+        (RPC, {"scope": "while_executing"}, []),
+        (RPC, {"ignore_result": True}, []),
+        # A beat schedule that names a task that cannot be imported here
+        ({"beat_schedule": {"nightly": {"task": "shop.nightly", "schedule": 60.0}}}, {}, ["redlock.W024"]),
     ],
 )
-def test_late_acknowledgement(app, declare, setting, options, found):
-    """With late acknowledgement and Redis, a task needs a time limit below both max_hold and visibility_timeout."""
+def test_what_is_found(app, declare, setting, options, found):
+    """Settings and options that do not fit each other are found, each cause by one check."""
     app.conf.update(setting)
-
-    assert declare(acks_late=True, **options) == found
+    with override_settings(REDLOCK={"default": {"NODES": "memory://a", "OPTIONS": {"node_timeout": 1.0}}}):
+        assert declare(**options) == found
 
 
 @pytest.mark.parametrize(
@@ -114,18 +122,10 @@ def test_late_acknowledgement(app, declare, setting, options, found):
             r"no time limit\..*waits for the slot of the run; if the run goes on after max_hold, 3600 s, both run",
             r"a time_limit below .* and max_hold",
         ),
-        (
-            {"time_limit": 7200, "max_hold": 9000},
-            r"is dropped if it succeeded, and runs",
-            r"^Make the broker's visibility_timeout",
-        ),
-        (
-            {"time_limit": 7200},
-            r"limit of 7200 s\..* after max_hold, 3600 s, both run",
-            r"timeout and max_hold of the task longer",
-        ),
-        ({"time_limit": 7200, "scope": "until_executing"}, r"runs beside it", r"^Make the broker's visibility_timeout"),
-        ({"scope": "until_executing"}, r"runs beside it", r"a time_limit below the broker's visibility_timeout\.$"),
+        (LIMIT | LONG, r"is dropped if it succeeded, and runs", r"^Make the broker's visibility_timeout"),
+        (LIMIT, r"limit of 7200 s\..* after max_hold, 3600 s, both run", r"timeout and max_hold of the task longer"),
+        (LIMIT | QUEUE, r"runs beside it", r"^Make the broker's visibility_timeout"),
+        (QUEUE, r"runs beside it", r"a time_limit below the broker's visibility_timeout\.$"),
     ],
 )
 def test_advice_for_late_acknowledgement(app, options, what, hint):
@@ -139,23 +139,6 @@ def test_advice_for_late_acknowledgement(app, options, what, hint):
     assert re.search(what, found.msg)
     assert re.search(hint, found.hint)
     assert ("time_limit" in found.hint) is ("time_limit" not in options)
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({}, []),  # short, as far as anybody knows
-        ({"time_limit": 7200, "max_hold": 9000}, ["redlock.W028"]),
-        ({"max_hold": 9000}, ["redlock.W028"]),
-        ({"time_limit": 7200, "max_hold": 9000, "soft_time_limit": 7000}, []),
-        ({"time_limit": 50}, []),
-    ],
-)
-def test_soft_time_limit_of_the_project(app, declare, options, found):
-    """A task that may run for long by its own options, and that the project's soft time limit would end, is found."""
-    app.conf.update(task_time_limit=300, task_soft_time_limit=60)
-
-    assert declare(**options) == found
 
 
 def test_class_without_the_projects(monkeypatch, app):
@@ -172,29 +155,6 @@ def test_class_without_the_projects(monkeypatch, app):
     with Celery("own", task_cls=Ours, broker="memory://") as own:
         own.register_task(Alone())
         assert [found.id for found in check_singletons() if "shop.alone" in found.msg] == ["redlock.W023"]
-
-
-def test_beat_entry_that_is_not_known(app, declare):
-    """A beat schedule that names a task that cannot be imported here is found."""
-    app.conf.beat_schedule = {"nightly": {"task": "shop.nightly", "schedule": 60.0}}
-
-    assert declare() == ["redlock.W024"]
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({}, ["redlock.W026"]),
-        ({"on_duplicate": "raise"}, []),
-        ({"scope": "while_executing"}, []),
-        ({"ignore_result": True}, []),
-    ],
-)
-def test_results_that_reach_one_process(app, declare, options, found):
-    """With ``rpc://`` a duplicate in another process never gets the result that it joined, and a check says so."""
-    app.conf.result_backend = "rpc://"
-
-    assert declare(**options) == found
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The steps of a call before its message is on its way."""
 
 import copy
-import logging
 import pickle
+import time
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from unittest.mock import MagicMock
@@ -15,61 +15,41 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.worker.request import Request
 from django.db import transaction
-from kombu.exceptions import EncodeError, OperationalError
+from kombu.exceptions import OperationalError
 
-from django_redlock import QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, SingletonResult, singleton_task
+from django_redlock import locks
+from django_redlock.celery import DuplicateTask, SingletonResult, dispatch, singleton_task
 
 from .slots import HEADER, NAME, set_down, taken, ticket_in
+from .stage import refuse
 
 
 def test_duplicate_joins(make, worker):
-    """The first call sends a message with a ticket. The second one sends nothing and gets the result of the first."""
+    """The second call sends nothing, and gets the result of the first, with the reason, also when it is copied."""
     task = make()
 
     first, again = task.delay(7), task.delay(shop_id=7)
-    with pytest.raises(DuplicateTask):
-        task.apply_async((7,), link=task.si(8))  # which the first call would not follow
 
-    (headers,) = worker.headers
-    ticket = ticket_in(headers)
-    assert (ticket.name, len(ticket.secret)) == (NAME, 32)
+    assert [ticket_in(headers).name for headers in worker.headers] == [NAME]
     assert (first.duplicate, first.accepted, first.reason, first.holder_id) == (False, True, "", None)
     for each in (again, copy.copy(again), pickle.loads(pickle.dumps(again))):
         assert (each.id, each.duplicate, each.accepted) == (first.id, True, False)
         assert (each.reason, each.holder_id) == ("queued", first.id)
 
 
-def test_skip(make, worker, monkeypatch, caplog):
-    """With "skip", or if no task has the slot, a duplicate has an id of its own that is revoked, with the reason."""
+def test_skip(make, monkeypatch, caplog):
+    """A skipped call has a result of its own, which is revoked, with the reason, whatever the backend stores."""
     task = make(on_duplicate="skip")
-    first = task.delay(7)
+    first, skipped = task.delay(7), task.delay(7)
 
-    second = task.delay(7)
-    with locks["default"].lock("task:shop.joins:shop_id=7"):
-        third = make(name="shop.joins").delay(7)
-
-    assert second.id != first.id
-    assert (second.state, second.holder_id, second.accepted) == ("REVOKED", first.id, False)
-    assert str(second.result) == f"Skipped: {NAME} is queued as task {first.id}."
-    assert (third.duplicate, third.reason, third.holder_id, third.state) == (True, "held", None, "REVOKED")
-    assert len(worker.headers) == 1
+    assert str(skipped.result) == f"Skipped: {NAME} is queued as task {first.id}."
+    assert (skipped.state, skipped.holder_id, skipped.accepted) == ("REVOKED", first.id, False)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: None)
+    with pytest.raises(TaskRevokedError, match=r"Skipped: .* is queued as task"):
+        task.delay(7).get(timeout=1)
     monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: 1 / 0)
     assert not task.delay(7).accepted
     assert "did not store that task" in caplog.text
-
-
-def test_skipped_call_is_revoked_whatever_is_stored(make, monkeypatch):
-    """Its result is revoked also if nothing was stored, as when results are in a database and its transaction fails."""
-    task = make(on_duplicate="skip")
-    task.delay(7)
-    monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: None)
-
-    skipped = task.delay(7)
-
-    assert (skipped.state, skipped.ready(), skipped.failed()) == ("REVOKED", True, False)
-    with pytest.raises(TaskRevokedError, match=r"Skipped: .* is queued as task"):
-        skipped.get(timeout=1)
 
 
 def test_raise(make):
@@ -86,41 +66,36 @@ def test_raise(make):
         assert str(error) == f"'{NAME}' is queued as task {first.id}."
 
 
-def test_call_that_cannot_be_sent_takes_no_slot(make, worker):
-    """Wrong arguments, one that has no key or cannot be sent, and a key function that fails are the caller's errors."""
-    task = make(key=lambda call: "7")
+def test_result_of_the_holder_is_gone(make, worker, monkeypatch):
+    """A duplicate of a task that is over, and whose result was forgotten, does not wait for that result for ever."""
+    task = make(hold_for=60)
+    first = task.delay(7)
+    worker.run()
+    first.forget()
+    later = time.time() + 11.0
+    monkeypatch.setattr(dispatch, "time", lambda: later)
 
-    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'shop_id'"):
-        task.delay()
-    with pytest.raises(TypeError, match="argument 'shop_id', a object"):
-        make(name="shop.other").delay(object())
-    with pytest.raises(KeyError):
-        make(name="shop.failing", key=lambda call: call.arguments["nothing"]).delay(7)
-    assert locks["default"].survey(count=10)[0].total == 0
-    with pytest.raises(EncodeError):
-        task.delay(object())
+    late = task.delay(7)
 
-    assert (worker.headers, taken("task:shop.sync:7")) == ([], False)
+    assert (late.duplicate, late.reason, late.id == first.id, late.state) == (True, "held", False, "REVOKED")
 
 
-@pytest.mark.server
-def test_broker_and_nodes_that_are_away(make, app, memory_nodes, caplog):
-    """The broker's error reaches the caller, and the slot is free; nodes that are away, too, do not hide that error."""
-    app.conf.broker_url = "amqp://127.0.0.1:1"
-    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+def test_nodes_that_are_away_are_logged_once_and_hide_no_error(make, app, memory_nodes, monkeypatch, caplog):
+    """Messages are sent without a slot, with one warning; an error of the broker shows nothing of the nodes."""
     task = make()
-    with pytest.raises(OperationalError):
-        task.apply_async((7,), retry=False)
-    assert not taken()
     set_down(memory_nodes)
+    with monkeypatch.context() as patch:
+        patch.setattr(app.amqp, "send_task_message", refuse)
+        with pytest.raises(OperationalError) as caught:
+            task.delay(7)
+    assert (caught.value.__cause__, caught.value.__context__, "without a slot" in caplog.text) == (None, None, False)
 
-    with pytest.raises(OperationalError) as caught:
-        task.apply_async((7,), retry=False)
-    causes, error = [], caught.value
-    while error := error.__cause__ or error.__context__:
-        causes.append(type(error))
-    assert QuorumUnavailableError not in causes
-    assert "are sent without a slot" not in caplog.text
+    results = [task.delay(7) for _ in range(3)]
+
+    assert [result.accepted for result in results] == [True] * 3
+    assert [each.partition(",")[0] for each in caplog.messages if "without a slot" in each] == [
+        "singleton tasks are sent without a slot"
+    ]
 
 
 def test_abortable_task_can_be_aborted(app, worker):
@@ -217,46 +192,12 @@ def test_slot_is_not_inherited(make, worker, app):
     assert ticket_in(by_call).name == "task:shop.sync:shop_id=9"
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ({"countdown": 7200}, 7200 + 3600),
-        ({"expires": 10}, 10),
-        ({"expires": lambda: datetime.now(UTC) + timedelta(seconds=10)}, 10),
-        ({"expires": lambda: (datetime.now(UTC) + timedelta(seconds=10)).isoformat()}, 10),
-        ({"eta": lambda: datetime.now(UTC) + timedelta(seconds=5), "expires": 10}, 10),
-    ],
-)
-def test_slot_of_a_message_that_waits(make, memory_nodes, options, seconds):
-    """It lasts for ``queue_ttl`` after the countdown, or until the message expires, if no worker drops it."""
-    task = make(queue_ttl=3600)
-    task.apply_async((7,), **{name: value() if callable(value) else value for name, value in options.items()})
-
-    for node in memory_nodes:
-        node.store.skew += seconds - 1
-    before = task.singleton.is_locked(7)
-    for node in memory_nodes:
-        node.store.skew += 2
-
-    assert before
-    assert not task.singleton.is_locked(7)
-
-
-def test_nodes_down_when_sending(make, worker, memory_nodes, caplog):
-    """With the lock nodes down a message is sent without a secret, with one warning, or the caller gets the error."""
-    task, raises = make(), make(name="shop.raises", on_unavailable={"enqueue": "raise"})
-    set_down(memory_nodes)
-
-    with caplog.at_level(logging.WARNING, "django_redlock"):
-        results = [task.delay(7) for _ in range(3)]
-    with pytest.raises(QuorumUnavailableError):
-        raises.delay(7)
-
-    assert [result.accepted for result in results] == [True] * 3
-    assert [ticket_in(each).secret for each in worker.headers] == [""] * 3
-    assert [record.message.partition(",")[0] for record in caplog.records if "singleton" in record.message] == [
-        "singleton tasks are sent without a slot"
-    ]
+@pytest.mark.parametrize("written", [lambda moment: moment, datetime.isoformat], ids=["moment", "text"])
+def test_slot_lasts_until_the_message_expires(make, written):
+    """If no worker drops it, however the moment is written; the table of outcomes has seconds."""
+    task, now = make(queue_ttl=3600), datetime.now(UTC)
+    task.apply_async((7,), eta=now + timedelta(seconds=5), expires=written(now + timedelta(seconds=10)))
+    assert 5 < task.singleton.holder(7).ttl <= 10
 
 
 @contextmanager
@@ -298,23 +239,6 @@ def test_call_on_commit(make, worker):
         assert not taken()
 
     assert (taken(), len(worker.headers)) == (True, 1)
-
-
-def test_release_by_hand(make, worker):
-    """``release()`` frees the slot of a message that was lost, that of a running task if forced to, and says so."""
-    outcomes = []
-
-    def sync(self, shop_id):
-        outcomes.extend([task.singleton.release(7), task.singleton.release(7, force=True)])
-
-    task = make(sync)
-    task.delay(7)
-    worker.run()
-
-    assert outcomes == ["taken", "released"]
-    task.delay(7)
-    assert task.singleton.release(7) == "released"
-    assert task.singleton.release(7) == "expired"
 
 
 def rounds(monkeypatch, call):

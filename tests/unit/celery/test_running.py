@@ -1,14 +1,14 @@
-"""A worker and a message."""
-
-from datetime import UTC, datetime, timedelta
+"""A worker and a message; the same with real workers and servers is in ``tests/server/workers``."""
 
 import pytest
-from celery import chain
+from celery import chain, signals
 
-from django_redlock import LockLostError, QuorumUnavailableError, locks
+from django_redlock import LockLostError, QuorumUnavailableError, celery, locks
 from django_redlock.celery import DuplicateTask
+from django_redlock.contrib import telemetry
+from django_redlock.signals import SIGNALS
 
-from .slots import NAME, names, put_back, set_down, taken, ticket_in
+from .slots import NAME, names, set_down, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -52,13 +52,26 @@ def test_direct_calls_can_be_locked(make, worker):
     assert task.singleton.lease is None
 
 
-def test_direct_call_without_nodes(make, memory_nodes):
-    """Without an answer a direct call runs only if ``on_unavailable`` says so."""
+def test_run_without_nodes(make, worker, memory_nodes, caplog):
+    """If ``on_unavailable`` lets it run, that is logged. A call that cannot be put back fails otherwise."""
+    make(on_unavailable={"run": "run"}).delay(7)
+    direct = make(name="shop.direct", lock_direct_calls=True)
     set_down(memory_nodes)
 
-    assert make(lock_direct_calls=True, on_unavailable={"run": "run"})(7) == 7
-    with pytest.raises(QuorumUnavailableError):
-        make(lock_direct_calls=True, name="shop.other")(7)
+    assert worker.run() == "SUCCESS"
+    assert "runs without a slot" in caplog.text
+    for call in (lambda: direct(7), lambda: direct.apply((7,), throw=True)):
+        with pytest.raises(QuorumUnavailableError):
+            call()
+
+
+def test_message_is_shown_as_tried_again_while_nodes_are_away(make, worker, memory_nodes):
+    """Its state is that of a retry, and the number of its retries stays the same."""
+    result = make(max_retries=0).delay(7)
+    set_down(memory_nodes)
+
+    assert worker.run() == result.state == "RETRY"
+    assert worker.headers[0]["retries"] == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"hold_for": 100}], ids=["retry", "hold_for"])
@@ -74,40 +87,18 @@ def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, options):
     make(body, **options).delay(7)
     worker.run()
 
-    assert (leases[0].reason, leases[0].valid()) == ("released", False)
-    assert taken()
-
-
-def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
-    """A retry that another worker picks up at once runs, and the end of the first attempt does not free its slot."""
-    seen = []
-
-    def body(self, shop_id):
-        if self.request.retries:
-            seen.append(("second", taken()))
-            return
-        self.retry(countdown=0, throw=False)
-        seen.append(worker.run())
-        seen.append(self.singleton.lease)
-
-    make(body).delay(7)
-    assert worker.run() == "SUCCESS"
-
-    assert seen == [("second", True), "SUCCESS", None]
-    assert not taken()
+    assert (leases[0].reason, leases[0].valid(), taken()) == ("released", False, True)
 
 
 @pytest.mark.parametrize("again", ["retry", "autoretry", "replace"])
 def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     """A call is the one that was made, also if its body changes a list or dict in place before a retry."""
-    seen = []
 
     def body(self, shop_id):
-        if not seen:
-            seen.append(shop_id)
+        if len(worker.ids) == 1:
             shop_id.append(8)
             if again == "retry":
-                raise self.retry(countdown=0)
+                self.retry(countdown=0)
             if again == "replace":
                 self.replace(self.si(*self.request.args))
             raise OSError
@@ -119,76 +110,6 @@ def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     assert task.delay([7]).id == first.id
     assert worker.run_all() == ["SUCCESS"]
     assert names() == set()
-
-
-def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
-    """A retry is sent also if somebody else has the slot by now, and leaves that one alone."""
-
-    def body(self, shop_id):
-        for node in memory_nodes:
-            node.store.reset()
-        self.delay(7)
-        raise self.retry(countdown=0)
-
-    task = make(body)
-    first = task.delay(7)
-    worker.run()
-
-    other, retry = worker.headers
-    assert (retry["id"], ticket_in(retry).secret) == (first.id, "")
-    assert ticket_in(other).secret
-    assert taken()
-
-
-@pytest.mark.parametrize(("goes_on", "colour"), [("retry", "red"), ("replace", None)])
-def test_work_that_goes_on_keeps_its_slot(make, worker, goes_on, colour):
-    """A retry, and a task that replaces itself, has the slot, also if the caller uses headers within headers."""
-
-    def body(self, shop_id):
-        if len(worker.ids) == 1:
-            raise self.retry(countdown=0) if goes_on == "retry" else self.replace(self.s(7))
-        return (self.request.headers or {}).get("colour")
-
-    task = make(body)
-    result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
-    worker.run()
-
-    assert task.delay(7).id == result.id
-    assert worker.run() == "SUCCESS"
-    assert result.get(timeout=1) == colour
-    assert not taken()
-
-
-def test_nodes_down_at_start(make, worker, memory_nodes):
-    """Without an answer from the nodes the message goes back, uses up no retry, and pauses for a minute at most."""
-    task = make(max_retries=0)
-    result = task.delay(7)
-    set_down(memory_nodes, True)
-
-    assert worker.run() == worker.run() == "RETRY"
-    assert worker.retries == []
-    assert result.state == "RETRY"
-    ticket = ticket_in(worker.headers[0])
-    assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
-    message = worker.take()
-    put_back(message.headers, tries=5000)
-    assert worker.run(message) == "RETRY"
-    assert datetime.fromisoformat(worker.headers[0]["eta"]) - datetime.now(UTC) < timedelta(seconds=70)
-    set_down(memory_nodes, False)
-    assert worker.run() == "SUCCESS"
-    assert worker.retries == [0]
-    assert not taken()
-
-
-def test_run_without_a_slot_is_logged(make, worker, memory_nodes, caplog):
-    """``on_unavailable`` may say that the body runs. An eager call has no queue to go back to, and fails."""
-    make(on_unavailable={"run": "run"}).delay(7)
-    set_down(memory_nodes)
-
-    assert worker.run() == "SUCCESS"
-    assert "runs without a slot" in caplog.text
-    with pytest.raises(QuorumUnavailableError):
-        make(name="shop.eager").apply((7,), throw=True)
 
 
 def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
@@ -210,18 +131,23 @@ def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
     assert ["Skipped" in each for each in seen] == [True]
 
 
-@pytest.mark.parametrize("way", ["wait", "release"])
-def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
-    """A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell."""
-    seen = []
+@pytest.fixture
+def tail(app):
+    """A task at the end of a workflow."""
 
     @app.task(name="shop.tail")
     def tail(value):
-        seen.append("tail")
+        return f"tail {value}"
+
+    return tail
+
+
+@pytest.mark.parametrize("way", ["wait", "release"])
+def test_replaced_by_a_chain_of_its_own(make, worker, tail, way):
+    """A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell."""
 
     def body(self, shop_id):
-        seen.append("body")
-        if len(seen) > 1:
+        if len(worker.ids) > 1:
             return
         if way == "release":
             self.singleton.release()
@@ -230,23 +156,17 @@ def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
         finally:
             worker.run()  # another worker is quicker
 
-    task = make(body, on_overlap="wait") if way == "wait" else make(body)
-    task.delay(7)
+    result = make(body, **({"on_overlap": "wait"} if way == "wait" else {})).delay(7)
     worker.run()
     worker.run_all()
 
-    assert seen == ["body", "body", "tail"]
-    assert names() == set()
+    assert (len(worker.ids), result.get(timeout=1), names()) == (2, "tail 1", set())
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executing", "while_executing", "until_and_while_executing"])
 @pytest.mark.parametrize("workflow", [False, True])
-def test_eager_run_that_replaces_itself(app, make, worker, scope, workflow):
+def test_eager_run_that_replaces_itself(make, worker, tail, scope, workflow):
     """As with a plain task of Celery, the replacement runs, and its result is that of the call."""
-
-    @app.task(name="shop.tail")
-    def tail(value):
-        return f"tail {value}"
 
     def body(self, shop_id):
         if len(worker.ids) > 1:
@@ -256,5 +176,57 @@ def test_eager_run_that_replaces_itself(app, make, worker, scope, workflow):
     answer = make(body, scope=scope).apply((7,))
 
     assert (answer.state, answer.get()) == ("SUCCESS", "tail done 7" if workflow else "done 7")
-    assert len(worker.ids) == 2
-    assert names() == set()
+    assert (len(worker.ids), names()) == (2, set())
+
+
+# Receivers, history, metrics, events: what a run does not need may be away, slow or broken
+
+
+@pytest.fixture
+def all_fail():
+    """Receivers of all signals, of the locks and of the tasks, and a listener of the metrics; all raise."""
+    called: list[str] = []
+
+    def fail(*about, **more):
+        called.append("called")
+        raise RuntimeError("broken")
+
+    ours = [getattr(celery, f"singleton_{event}") for event in ("duplicate", "overlap", "lost", "stolen")]
+    theirs = (signals.task_prerun, signals.task_postrun, signals.before_task_publish, signals.after_task_publish)
+    every = [*SIGNALS.values(), *ours, *theirs, signals.task_success, signals.task_received]
+    for signal in every:
+        signal.connect(fail, weak=False, dispatch_uid="broken")
+    telemetry.listen("broken", **dict.fromkeys(SIGNALS, fail))
+    yield called
+    telemetry.unlisten("broken")
+    for signal in every:
+        signal.disconnect(dispatch_uid="broken")
+
+
+def test_receivers_that_fail(make, worker, all_fail):
+    """Whatever the receivers of signals do, calls are sent, messages are put back, and bodies run."""
+
+    def body(self, shop_id):
+        if len(worker.ids) == 1:
+            self.apply_async((7,), task_id="second")
+            worker.run()
+
+    task = make(body, on_duplicate="replace", on_overlap="wait")
+    first = task.delay(7)
+    assert task.delay(7).id
+    worker.run_all()
+
+    assert worker.ids[0] == first.id
+    assert "second" in worker.ids
+    assert (all_fail[:1], names()) == (["called"], set())
+
+
+def test_events_that_cannot_be_sent(app, make, worker, monkeypatch):
+    """Celery events are reports; while the broker does not take them, messages are put back and run as usual."""
+    app.conf.worker_send_task_events = app.conf.task_send_sent_event = True
+    monkeypatch.setattr(type(app.events), "default_dispatcher", lambda *about, **more: 1 / 0)
+    make(on_overlap="wait").apply_async((7,), task_id="second")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]

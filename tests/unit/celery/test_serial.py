@@ -3,6 +3,7 @@
 import heapq
 import threading
 import time
+from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -15,7 +16,7 @@ from django_redlock.inventory import find_lock
 from django_redlock.testing import Simulation
 from tests.managers import wait_until
 
-from .slots import NAME, names, put_back, take_slot, ticket_in, tickets
+from .slots import HEADER, NAME, names, take_slot, ticket_in
 
 SECRET = "a" * 32
 
@@ -65,21 +66,6 @@ def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, memory_
 
     assert (state, worker.ids[-1], worker.headers) == ("SUCCESS", call.id, [])
     assert names() == set()
-
-
-@pytest.mark.server
-def test_process_waits_a_bounded_time(serial, other, worker):
-    """If the other run turns out to be long, the message is put back, and the process goes on with other keys."""
-    call, states = serial.delay(7), []
-
-    running = threading.Thread(target=lambda: states.append(worker.run()))
-    running.start()
-    running.join(20)
-    in_time = [*states]
-    other.release()
-    running.join()
-
-    assert (in_time, call.state, len(worker.headers)) == (["IGNORED"], "PENDING", 1)
 
 
 @pytest.mark.server
@@ -151,12 +137,13 @@ def test_message_that_waits_need_not_know_for_whom(make, worker):
     task = make(scope="while_executing", on_overlap="wait")
     with Simulation(nodes=3, check=False) as simulation:
         call = task.delay(7)
-        put_back(worker.headers[0], tries=2)
+        message = worker.take()
+        message.headers[HEADER] = replace(ticket_in(message.headers), tries=2).pack()
         for number, node in enumerate(simulation.nodes):
             secret = f"{number:032}"
             node.execute(Acquire((slug(NAME),), secret, f'{secret}{{"host":"{number}"}}', 30.0, 1, 3600.0, 60.0))
 
-        state = worker.run()
+        state = worker.run(message)
 
     assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
-    assert tickets(worker)[0].waited <= 4.0
+    assert ticket_in(worker.headers[0]).waited <= 4.0

@@ -1,8 +1,6 @@
 """The clock of a leader that may change: its bounds, and its eras."""
 
-import pytest
-
-from django_redlock.contrib.consensus.clock import RATE, Era, EraClock
+from django_redlock.contrib.consensus.clock import Era, EraClock
 from django_redlock.nodes.records.record import Moment
 
 
@@ -13,18 +11,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def test_bounds_of_a_clock_grow_apart_with_time():
-    """After ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
-    here = Clock()
-    clock = EraClock(here)
-    here.now += 0.2
-    clock.observe(Era("a"), 5.0, 6.0, sent=1000.0)
-
-    assert clock.bounds() == pytest.approx((5.0, 6.2 + 0.2 * RATE))
-    here.now += 10.0
-    assert clock.bounds() == pytest.approx((15.0 - 10 * RATE, 16.2 + 10.2 * RATE))
 
 
 def test_readings_in_whole_seconds_narrow_the_bounds():

@@ -34,26 +34,6 @@ def test_ttl_that_the_node_timeout_eats_is_refused():
         Rules(1, node_timeout=0.3).check_ttl(1.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("", ValueError, "must not be empty"),
-        ("x" * 1_000_000, ValueError, r"may have 8192 bytes.*has 1000000; use an identifier or a digest"),
-        ("\ud800", ValueError, "UTF-8 cannot encode"),
-        (7, TypeError, r"must be a str, not int; write lock\(str"),
-        (b"a", TypeError, "must be a str, not bytes"),
-        ([], ValueError, "names nothing to lock"),
-        (["a", 1], TypeError, "must be a str, not int"),
-        ([str(number) for number in range(10_001)], ValueError, "may have 10000 names, not 10001"),
-    ],
-)
-def test_name_that_cannot_be_one_is_refused(name: Any, error: type[Exception], message: str):
-    """The error says what is wrong and what to write instead, and does not repeat a megabyte."""
-    with pytest.raises(error, match=message) as caught:
-        names.check_names(name)
-    assert len(str(caught.value)) < 300
-
-
 def test_slugs_are_injective():
     """Names that look like parts of keys, or like digests of other names, share no key with them."""
     long = "x" * 300
@@ -62,28 +42,6 @@ def test_slugs_are_injective():
     assert len({names.slug(name) for name in tricky}) == len(tricky)
     assert names.shown(names.slug("a}b")) == "a}b"
     assert names.shown(names.slug(long)) == "x" * 120 + "…"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"quorum": 2}, "quorum must be a whole number from 3"),
-        ({"quorum": 6}, "to 5, not 6"),
-        ({"node_timeout": 0}, "node_timeout must be more than 0"),
-        ({"max_ttl": math.inf}, "max_ttl must be a finite number"),
-        ({"drift_factor": 0.9}, "drift_factor must be at least 0 and below 0.5"),
-        ({"renew": "yes"}, "renew must be True or False"),
-        ({"drift_factor": 0.49}, r"Raise ttl, or lower OPTIONS\['node_timeout'\] or OPTIONS\['drift_factor'\]"),
-        ({"max_extensions": -1}, "max_extensions must be"),
-        ({"max_hold": -5}, "max_hold must be more than 0"),
-        ({"restart_guard": "off"}, "restart_guard must be"),
-        ({"durable": "a"}, "durable must be a list"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str):
-    """Every number is checked where it is read, and named."""
-    with pytest.raises(ValueError, match=message):
-        Rules(5, **options)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +113,6 @@ def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, 
     assert watch.judge(0, VOTE, 1000.0) is VOTE
 
 
-def test_node_that_may_evict_keys_never_votes():
-    """The error has the reason, and the option that allows it."""
-    watch, _ = admission()
-    watch.greet(0, Greeting("r", 1e6, evicts=True))
-
-    assert watch.judge(0, VOTE, 1000.0).detail == "may evict keys (OPTIONS['allow_evicting'])"
-    assert watch.judge(0, Reply(Kind.BUSY), 1000.0).kind is Kind.BUSY
-
-
 def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
     """Each of two threads learns of one of its names before either of them has recorded it."""
 
@@ -181,43 +130,20 @@ def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
 
 
 def test_server_that_is_listed_twice_votes_once_and_says_for_which_node():
-    """The node that was asked first votes, for as long as it is that server; then the other one does."""
+    """The node that was asked first votes, for as long as it is that server, and for some seconds if it is silent."""
     watch, clock = admission(restart_guard=False)
     watch.greet(1, Greeting("one"))
     watch.greet(0, Greeting("one"))
-
     assert [watch.objection(node) for node in range(2)] == ["is the same server as b", ""]
 
     clock.now += 9.0
     watch.greet(1, Greeting("two"))  # its address was corrected
     watch.greet(0, Greeting("one"))
-
     assert [watch.objection(node) for node in range(2)] == ["", ""]
 
-
-def test_node_that_says_nothing_does_not_keep_its_vote_from_another_name_of_its_server():
-    """A name that leads nowhere any more costs the server its vote for some seconds only."""
-    watch, clock = admission(restart_guard=False)
-    watch.greet(1, Greeting("one"))
     clock.now += 30.0
-
-    watch.greet(0, Greeting("one"))
-
-    assert watch.objection(0) == ""
-
-
-def test_connection_of_which_the_node_is_no_longer_the_server_is_not_used():
-    """Its node was greeted by another server since, or has the same server as another node, which may be corrected."""
-    watch, clock = admission(restart_guard=False)
-    for node, server in enumerate(("one", "two", "two")):
-        watch.greet(node, Greeting(server))
-
-    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, False, False]
-
-    clock.now += 9.0
-
-    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, True, True]
-    assert not watch.disowns(0, "one", clock())
+    watch.greet(2, Greeting("two"))
+    assert watch.objection(2) == ""
 
 
 def test_one_connection_asks_for_all_while_what_the_node_said_is_young():
@@ -290,19 +216,6 @@ def test_clocks_may_move_where_the_settings_say_so():
     watch, clock = admission(clock_guard=False)
 
     assert {tell(watch, clock, 1, ahead).kind for ahead in (60.0, 0.0, 500.0)} == {Kind.ACCEPTED}
-
-
-def test_own_clock_counts_while_few_nodes_are_known():
-    """Of two nodes that disagree, the one that agrees with the client votes; a wrong client agrees with none."""
-    watch, clock = admission()
-    tell(watch, clock, 0, ahead=60.0)
-    assert list(watch.doubts) == [0]
-
-    tell(watch, clock, 1)
-    assert list(watch.doubts) == [0]
-
-    tell(watch, clock, 2, ahead=60.0)
-    assert list(watch.doubts) == [1]
 
 
 def test_late_replies_are_reported_unless_they_only_confirm_the_outcome():

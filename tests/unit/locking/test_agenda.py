@@ -52,22 +52,6 @@ def test_ended_and_dropped_leases_do_not_accumulate():
     assert todo.take(60.0) == []  # they are being tended
 
 
-def test_lease_that_moved_is_taken_once_and_when_it_is_due_now():
-    """Whether a lease is due is read from the lease, not remembered; a shorter term comes before the old one."""
-    todo = agenda(lease := Lease(10.0))
-    lease.when = 20.0
-    assert (todo.take(10.0), todo.next()) == ([], 20.0)
-
-    lease.when = 15.0
-    todo.add(lease)
-    assert (todo.next(), todo.take(30.0)) == (15.0, [lease])
-    todo.put_back(lease)
-    assert todo.take(30.0) == [lease]
-    todo.put_back(lease)
-    lease.when = math.inf
-    assert (todo.take(30.0), len(todo)) == ([], 0)
-
-
 def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
     """A slot that was handed over is not extended, whichever thread was about to."""
     todo = agenda(lease := Lease(10.0))

@@ -21,32 +21,6 @@ def acquire(secret: str, *names: str, **changed: Any) -> Acquire:
     return Acquire(slugs, secret * 32, secret * 32 + "{}", TTL, NOW, 3600.0, 1e9)._replace(**changed)
 
 
-def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
-    """The time left at the write counts again from the first reading on; other fields stay."""
-    record = {
-        "slug": "{x}",
-        "holder": ["v", 140.0],
-        "fence": [7, None],
-        "sharers": {"n": 120.0},
-        "queue": {"p|1": [5, 103.0]},
-        "until": 101.0,
-        "era": "a/0",
-        "written": 100.0,
-    }
-    moment = Moment(2.0, 2.1, "b/0", 1.5)
-
-    moved = in_present_era(record, moment)
-
-    assert moved["holder"] == ["v", 41.5]
-    assert moved["fence"] == [7, None]
-    assert moved["sharers"] == {"n": 21.5}
-    assert moved["queue"] == {"p|1": [5, 4.5]}
-    assert moved["until"] == 2.5
-    assert in_present_era(record, moment._replace(era="a/0")) is record
-    assert needed_until(record) is None
-    assert needed_until(record | {"fence": [7, 99.0]}) == 140.0
-
-
 # Groups that fit in one write
 
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, lock
 from django_redlock.core.admission import Admission
 from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
@@ -15,12 +15,12 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine import redelivery
 from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
 from django_redlock.engine.rounds import Gather
-from django_redlock.engine.rounds_async import AGAIN, AsyncGather, TimeLimits
-from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
+from django_redlock.engine.rounds_async import AsyncGather, TimeLimits
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
 from django_redlock.runtime import clock
 from django_redlock.runtime.clock import OWED, SLICES, Patience, steady
-from tests.managers import Blocking, Flavour, Manager, eventually, rules
+from django_redlock.testing import Simulation
+from tests.managers import Flavour, Manager, eventually, rules
 
 NAMES = ("a", "b", "c")
 PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
@@ -112,33 +112,18 @@ def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
     assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
 
 
-async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
-    """The same, with a timer of the event loop."""
-    loop, timers, now = asyncio.get_running_loop(), [], [1000.0]
-    nodes = [MemoryNode(name) for name in NAMES]
-    call_at = loop.call_at
+async def test_asyncio_round_ends_with_its_time():
+    """The same for a task."""
+    with Simulation(node_timeout=2.0) as sim:
+        await lock("warm up").aacquire()
+        for node in sim.nodes:
+            node.silent = True
+        began = sim.clock()
 
-    def at_once(when, callback, *args):
-        timers.append(when)
-        now[0] = when
-        return call_at(0.0, callback, *args)
+        with pytest.raises(QuorumUnavailableError):
+            await lock("a", wait=0).aacquire()
 
-    monkeypatch.setattr(loop, "time", lambda: now[0])
-    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
-    await gather.ask(round_of(1e9, needed=3))  # connects
-    for node in nodes:
-        node.deaf = True
-    monkeypatch.setattr(loop, "call_at", at_once)
-    round = round_of(500.0, needed=2)
-
-    await gather.ask(round)
-
-    # The timers divide the time limit, so that it shows where the event loop was late. The second one of each pair is
-    # there for an exception that ends the first callback.
-    assert timers[:2] == [1000.0 + 500.0 / SLICES, 1000.0 + 500.0 / SLICES + AGAIN]
-    assert 1500.0 <= now[0] < 1505.0
-    assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
-    await gather.aclose()
+        assert sim.clock() - began == pytest.approx(2.0, abs=0.001)
 
 
 async def test_shorter_limit_is_noticed_before_a_longer_one():
@@ -371,26 +356,3 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     await eventually(lambda: not manager.driver.redelivery._thread.running)
     await flavour.close(manager)
     manager.close()
-
-
-async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flavour):
-    """Leases that cannot be extended cost one round of a node timeout in all, and those of others continue."""
-    ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, **some)) for some in (HASTY, PATIENT))
-    wasted = [await flavour.acquire(ill.lock(f"a{number}")) for number in range(300)]
-    lease = await flavour.acquire(well.lock("b"))
-    rounds, renewals = [], ill._renewals
-    ill._renewals = lambda *args: (rounds.append(one) or one for one in renewals(*args))
-    for node in ill.nodes:
-        node.deaf = True
-
-    if isinstance(flavour, Blocking):
-        Watchdog()._tend([*wasted, lease])
-    else:
-        await AsyncWatchdog()._tend([*wasted, lease])
-
-    assert (len(rounds), lease.extensions, wasted[0].extensions) == (1, 1, 0)
-    for one in [*wasted, lease]:
-        one.release(wait=False)
-    for manager in (ill, well):
-        await flavour.close(manager)
-        manager.close()

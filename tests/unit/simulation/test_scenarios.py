@@ -44,31 +44,6 @@ def schedule_of(nodes: int = 3, clients: int = 2, seed: int = 1, **hazards: Any)
     return schedule, [schedule.start_client(idle=True) for _ in range(clients)]
 
 
-@pytest.mark.parametrize(("nodes", "down"), [(3, 1), (4, 1), (5, 2)])
-def test_nodes_that_are_down_cost_no_time(nodes: int, down: int):
-    """The greatest allowed number of nodes is silent, and an acquisition over warm links waits for none of them."""
-    schedule, [client] = schedule_of(nodes, clients=1)
-    took = []
-
-    def attempts() -> Routine:
-        warm = yield from client.acquire(("warm",), 0.0)
-        yield from client.release(warm)
-        for machine in schedule.machines[:down]:
-            machine.stop(60.0)
-        for _ in range(20):
-            began = schedule.world.now
-            lease = yield from client.acquire(("a",), 0.0)
-            assert isinstance(lease, Lease)
-            took.append(schedule.world.now - began)
-            yield from client.release(lease)
-
-    client.spawn(attempts())
-    schedule.world.run(60.0)
-
-    assert len(took) == 20
-    assert max(took) < 0.002
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_lock_of_a_dead_holder(seed: int):
     """A waiter gets the lock of a holder that died within one lease and one pause of at most ten retry delays."""

@@ -1,15 +1,17 @@
 """What decisions about slots ask, answered from facts: no node, no broker, no clock."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django_redlock.core.names import SECRET_SIZE, Owner, encode
 from django_redlock.core.protocol import Outcome
 from django_redlock.exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.singleton import questions as ask
+from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
+from django_redlock.singleton.ticket import Ticket
 
 ENDLESS = 200  # questions after which a decision is taken for one that never ends
 
@@ -19,9 +21,18 @@ def secret(letter: str) -> str:
     return letter * SECRET_SIZE
 
 
-def held(task_id: str, state: str = "", *, secret: str, call: str = "", kind: Any = "task", left: float = 20.0) -> Seen:
+def held(
+    task_id: str,
+    state: str = "",
+    *,
+    secret: str,
+    call: str = "",
+    kind: Any = "task",
+    left: float = 20.0,
+    task: str = "shop.sync",
+) -> Seen:
     """Return what all nodes say about a lock that a task has."""
-    owner = Owner("host", 1, kind, "shop.sync", task_id, 1.0, 30.0, state=state, call=call)
+    owner = Owner("host", 1, kind, task, task_id, 1.0, 30.0, state=state, call=call)
     return Seen(encode(secret, owner), left, 3)
 
 
@@ -50,6 +61,7 @@ class Facts:
         locks: The locks that are held.
         results: The results that are stored, by the id of the task.
         silent: The questions to which the nodes do not answer.
+        silent_for: For how long, if they say so.
         refuses: How whoever carries messages refuses them.
         cannot_store: Whether no outcome can be stored.
         lost: Whether the slot of the run is lost right after it was taken.
@@ -57,7 +69,7 @@ class Facts:
         kept: For how long the worker has had the message.
         waits: Whether a process waits for the slot.
         here: The row that this thread has stored.
-        unheard: Whether no node hears that a lock is freed.
+        unheard: Whether no node hears that a lock is freed, or written.
         ends_soon: Whether the run that has the slot ends while somebody waits for it.
         meanwhile: The locks that others take before this one claims a lock.
     """
@@ -65,6 +77,7 @@ class Facts:
     locks: dict[str, Seen] = field(default_factory=dict)
     results: Mapping[str, Result] = field(default_factory=dict)
     silent: tuple[type[ask.Question], ...] = ()
+    silent_for: float | None = None
     refuses: ask.Refused | None = None
     cannot_store: bool = False
     lost: bool = False
@@ -83,6 +96,15 @@ class Facts:
 
     def decide(self, decision: ask.Steps[Any]) -> Any:
         """Return what is decided under these facts."""
+        steps = self.steps(decision)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                return stop.value
+
+    def steps(self, decision: ask.Steps[Any]) -> Generator[None, None, Any]:
+        """Decide as far as the next question at each step; the facts answer at the step after that."""
         answer: Any = None
         error: Exception | None = None
         while True:
@@ -91,6 +113,7 @@ class Facts:
             except StopIteration as stop:
                 return stop.value
             answer = error = None
+            yield
             try:
                 answer = self.answer(question)
             except (LockTakenError, QuorumUnavailableError) as raised:
@@ -104,7 +127,7 @@ class Facts:
         self.asked.append(question)
         assert len(self.asked) < ENDLESS
         if isinstance(question, self.silent):
-            raise QuorumUnavailableError("silent")
+            raise QuorumUnavailableError("silent", retry_after=self.silent_for)
         match question:
             case ask.Now():
                 return self.now
@@ -116,7 +139,7 @@ class Facts:
                 self.locks |= self.meanwhile
                 return self._claim(ticket, adopt, call)
             case ask.Put(name, _, state, own, ref, adopt, strict, call):
-                return self._put(name, str(state), own or secret("f"), ref, adopt, strict, call)
+                return self._put(name, str(state), own or secret(str(len(self.asked) % 10)), ref, adopt, strict, call)
             case ask.Take(ticket, own, inline, wait):
                 if wait and self.ends_soon:
                     del self.locks[ticket.running]
@@ -154,6 +177,8 @@ class Facts:
                 return "0123456789"
             case ask.StoredHere():
                 return self.here
+            case ask.WriteBack() if self.unheard:
+                return False
             case ask.WriteBack(name, seen):
                 self.locks[name] = replace(seen, nodes=3)
                 return True
@@ -194,3 +219,49 @@ class Facts:
 
 
 RUNNING, QUEUED, CLAIMED, HELD = "", *(str(state) for state in (SlotState.QUEUED, SlotState.CLAIMED, SlotState.HELD))
+NAME, NEXT, OWN, RUN = "task:shop.sync:shop_id=7", "next:task:shop.sync:shop_id=7", secret("a"), secret("e")
+TICKET = Ticket(NAME, "default", "mine", OWN)
+SERIAL, QUEUE, BOTH = (
+    {"scope": scope} for scope in ("while_executing", "until_executing", "until_and_while_executing")
+)
+
+
+def by(task_id: str, state: str = RUNNING, *, name: str = NAME, own: str = "b", **more: Any) -> dict[str, Seen]:
+    """Return a lock that a task has."""
+    return {name: held(task_id, state, secret=secret(own), **more)}
+
+
+class Case:
+    """
+    One situation.
+
+    Args:
+        what: In words.
+        expected: What is decided about it.
+        about: What is not as usual, as ``scene`` takes it.
+    """
+
+    def __init__(self, what: str, *expected: Any, **about: Any) -> None:
+        self.what, self.expected, self.about = what, expected, about
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def scene(kind: Any, /, **about: Any) -> tuple[Any, Facts]:
+    """
+    Return a message, a call, a row or a run, and the facts around it.
+
+    Args:
+        kind: Its class.
+        about: What is not as usual: fields of ``Facts``, of the options, of the class, and of the ticket.
+    """
+    parts = []
+    for owner in (Facts, SingletonOptions, kind):
+        names = {each.name for each in fields(owner)}
+        parts.append({name: about.pop(name) for name in names & about.keys()})
+    facts, options, own = parts
+    rules = SingletonOptions(**options)
+    scope = {"scope": rules.scope} if "scope" in options else {}
+    ticket = replace(own.pop("ticket", TICKET), **scope, **about)
+    return kind(ticket=ticket, rules=rules, **own), Facts(**facts)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,37 +21,25 @@ DECISIONS = (arrival, call, pending, ending)
 TABLES = (test_arrival, test_call, test_ending)
 
 
-def conditions(tree: ast.AST) -> Iterator[Any]:
-    """Yield the nodes of a syntax tree that have a condition."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.IfExp)):
-            yield node
-
-
-def functions(module: ModuleType) -> Iterator[tuple[Any, ast.FunctionDef]]:
-    """Yield the functions of a module and of its classes, each with what has it."""
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.FunctionDef):
-            yield module, node
-        elif isinstance(node, ast.ClassDef):
-            yield from [(getattr(module, node.name), each) for each in node.body if isinstance(each, ast.FunctionDef)]
+def conditions(tree: ast.AST) -> list[Any]:
+    """Return the nodes of a syntax tree that have a condition."""
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp))]
 
 
 def mutants() -> Iterator[Any]:
+    """Yield each function of the decisions with one condition negated, and the module or class that has it."""
     for module in DECISIONS:
-        for owner, function in functions(module):
+        tree = ast.parse(inspect.getsource(module))
+        owners = [(module, tree), *((getattr(module, n.name), n) for n in tree.body if isinstance(n, ast.ClassDef))]
+        for owner, function in [
+            (owner, n) for owner, part in owners for n in part.body if isinstance(n, ast.FunctionDef)
+        ]:
             for number, _ in enumerate(conditions(function)):
                 changed = copy.deepcopy(function)
-                where = turn_round(list(conditions(changed))[number])
-                name = f"{module.__name__.rpartition('.')[2]}.{function.name}: {ast.unparse(where)}"
+                where = conditions(changed)[number]
+                name = f"{module.__name__.rpartition('.')[2]}.{function.name}: {ast.unparse(where.test)}"
+                where.test = ast.UnaryOp(ast.Not(), where.test)
                 yield pytest.param(module, owner, ast.fix_missing_locations(changed), id=name[:110])
-
-
-def turn_round(found: Any) -> ast.AST:
-    """Negate a condition in its tree; returns what it was."""
-    before = found.test
-    found.test = ast.UnaryOp(ast.Not(), before)
-    return before  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -76,14 +64,10 @@ def in_place(module: ModuleType, owner: Any, changed: ast.FunctionDef) -> Iterat
 
 def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield all tests of the tables, with their arguments."""
-    for table in TABLES:
-        for test in [
-            each for name, each in vars(table).items() if name.startswith("test_") and isinstance(each, FunctionType)
-        ]:
-            marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
-            rows = [[named(mark.args[0], values) for values in mark.args[1]] for mark in marks]
-            for row in product(*rows):
-                yield test, {name: value for part in row for name, value in part.items()}
+    for test in [each for table in TABLES for name, each in vars(table).items() if name.startswith("test_")]:
+        marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        for row in product(*([named(mark.args[0], values) for values in mark.args[1]] for mark in marks)):
+            yield test, {name: value for part in row for name, value in part.items()}
 
 
 def named(names: Any, values: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The decisions about calls, made from facts: no caller, no broker and no node takes part."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,445 +8,274 @@ import pytest
 from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
-from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.questions import Claim, InTurn, Look, Result, ResultState, Send
-from django_redlock.singleton.slot import Seen
-from django_redlock.singleton.ticket import Ticket, began_name
+from django_redlock.singleton.slot import Record, Seen
 
-from .facts import CLAIMED, HELD, QUEUED, RUNNING, Facts, FakeSlot, held, secret
+from .facts import (
+    BOTH,
+    CLAIMED,
+    HELD,
+    NAME,
+    NEXT,
+    OWN,
+    QUEUED,
+    RUN,
+    SERIAL,
+    Case,
+    Facts,
+    FakeSlot,
+    by,
+    held,
+    scene,
+    secret,
+)
 
-NAME, NEXT, OWN = "task:shop.sync:shop_id=7", "next:task:shop.sync:shop_id=7", secret("a")
-TICKET = Ticket(NAME, "default", "mine", OWN)
-WAITS = {NAME: held("other", QUEUED, secret=secret("b"))}
-LATER = {NAME: held("other", QUEUED, secret=secret("b"), left=9000.0)}  # after its countdown
-RUNS = {NAME: held("other", RUNNING, secret=secret("b"))}
+# The locks that are held, and the results of those who have them
+WAITS, RUNS, HOLDS, CLAIMS = (by("other", state) for state in (QUEUED, "", HELD, CLAIMED))
+LATER, NO_TASK, UNNAMED = by("other", QUEUED, left=9000.0), by("", kind="manual"), by("", CLAIMED)
+OWN_RUN, KEPT = by("mine", own="e"), by("mine", QUEUED, own="e")
 SAME, OTHERS = "1.0123456789", "1.9876543210"
-PENDING = {NEXT: held("pending", QUEUED, secret=secret("c"), call=OTHERS)}
-SAME_PENDING = {NEXT: held("pending", QUEUED, secret=secret("c"), call=SAME)}
-OTHER_TASK = {NEXT: replace(held("pending", QUEUED, secret=secret("c")), fence=1)}
-SPLIT = {NEXT: Seen("", 0.0, 0, split=(held("pending", QUEUED, secret=secret("c"), call=OTHERS),))}
-RERUN, REPLACE = {"on_duplicate": "rerun"}, {"on_duplicate": "replace"}
-REVOKED, GONE = Result(ResultState.REVOKED), Result(ResultState.GONE)
+PENDING, SAME_PENDING = (by("pending", QUEUED, name=NEXT, own="c", call=call) for call in (OTHERS, SAME))
+PENDING_LATER = by("pending", QUEUED, name=NEXT, own="c", call=OTHERS, left=9000.0)
+OTHER_TASK = {NEXT: replace(by("pending", QUEUED, own="c")[NAME], fence=1)}
+OF_ITS_GROUP = by("pending", QUEUED, name=NEXT, own="c", call=SAME, task="shop.other")
+SPLIT = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT], held("pending", QUEUED, secret=secret("d"), call="0.5")))}
+STATES: dict[str, Any] = {state.name: {"other": Result(state), "pending": Result(state)} for state in ResultState}
 NODES = (Look, Claim)
 
+# Options
+SKIP, RAISE, RERUN, REPLACE = ({"on_duplicate": how} for how in ("skip", "raise", "rerun", "replace"))
+WANTS_ERROR = {"on_unavailable": {"enqueue": "raise"}}
 
-@dataclass
-class Case:
-    """
-    One situation.
+# The number in the ticket of the message that is sent, and whether that has a slot
+PLAIN, BARE, FIRST, SECOND = (0, True), (0, False), (1, True), (2, True)
 
-    Args:
-        what: In words.
-        answer: How the call ends.
-        rules: The options of the task.
-        call: What the call has.
-        facts: All else.
-        sent: The number in the ticket of its message, and whether that has a slot; None if no message is sent.
-        holder: The task of which it is a duplicate; None if there is none. As a rule, a call that was not sent is one.
-    """
-
-    what: str
-    answer: type
-    rules: dict[str, Any] = field(default_factory=dict)
-    call: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    sent: tuple[int, bool] | None = None
-    holder: str | None = ""
-
-    def __post_init__(self) -> None:
-        if self.holder == "":
-            self.holder = None if self.answer is Sent else "other"
-
-    def __str__(self) -> str:
-        return self.what
-
-
+# How the call ends; the message that is sent; and of which task the call is a duplicate
 CASES = [
-    Case("the key is free", Sent, sent=(0, True)),
-    Case(
-        "any number may wait",
-        Sent,
-        {"scope": "while_executing"},
-        {"ticket": replace(TICKET, scope="while_executing")},
-        {"locks": RUNS},
-        (0, False),
-    ),
-    Case("another call waits", Joined, facts={"locks": WAITS}),
-    Case("another call runs", Joined, facts={"locks": RUNS}),
-    Case("a run that is over holds the slot", Joined, facts={"locks": {NAME: held("other", HELD, secret=secret("b"))}}),
-    Case(
-        "a run that was over long ago holds the slot, and its result is gone",
-        Skipped,
-        call={"time": 1000.0},
-        facts={"locks": {NAME: held("other", HELD, secret=secret("b"))}},
-    ),
-    Case(
-        "the same, of a task whose results nobody keeps",
-        Joined,
-        call={"time": 1000.0, "keeps_results": False},
-        facts={"locks": {NAME: held("other", HELD, secret=secret("b"))}},
-    ),
-    Case(
-        "something that is no task has the slot",
-        Skipped,
-        facts={"locks": {NAME: held("", kind="manual", secret=secret("b"))}},
-        holder=None,
-    ),
-    Case(
-        "a run of a direct call has the slot",
-        Skipped,
-        facts={"locks": {NAME: held("", RUNNING, secret=secret("b"))}},
-        holder=None,
-    ),
-    Case("another call waits, and it is skipped", Skipped, {"on_duplicate": "skip"}, facts={"locks": WAITS}),
-    Case("another call waits, and it raises", Refused, {"on_duplicate": "raise"}, facts={"locks": WAITS}),
-    Case(
-        "another call waits, and it raises in a schedule",
-        Joined,
-        {"on_duplicate": "raise"},
-        {"quiet": True},
-        {"locks": WAITS},
-    ),
-    Case("another call waits, and it has links", Refused, call={"linked": True}, facts={"locks": WAITS}),
-    Case(
-        "another call waits for its time, and was revoked",
-        Sent,
-        facts={"locks": LATER, "results": {"other": REVOKED}},
-        sent=(0, True),
-    ),
-    Case("another call waits for its time", Joined, facts={"locks": LATER}),
-    Case(
-        "another call is about to be sent, and never is",
-        Sent,
-        facts={"locks": {NAME: held("other", CLAIMED, secret=secret("b"))}},
-        sent=(0, False),
-    ),
-    Case("the nodes do not answer", Sent, facts={"silent": NODES}, sent=(0, False)),
-    Case("the key is free, and calls may follow", Sent, RERUN, sent=(0, True)),
-    Case("another call runs, and it follows", Sent, RERUN, facts={"locks": RUNS}, sent=(1, True), holder="other"),
-    Case(
-        "another call runs, and one with other arguments is pending",
-        Sent,
-        RERUN,
-        facts={"locks": RUNS | PENDING},
-        sent=(2, True),
-        holder="other",
-    ),
-    Case(
-        "another call runs, and one with these arguments is pending",
-        Joined,
-        RERUN,
-        facts={"locks": RUNS | SAME_PENDING},
-    ),
+    Case("the key is free", Sent, PLAIN, None),
+    Case("any number may wait", Sent, BARE, None, **SERIAL, locks=RUNS),
+    Case("another call waits", Joined, None, "other", locks=WAITS),
+    Case("another call runs", Joined, None, "other", locks=RUNS),
+    Case("a run that is over holds the slot", Joined, None, "other", locks=HOLDS),
+    Case("it was over long ago, and its result is gone", Skipped, None, "other", time=1000.0, locks=HOLDS),
+    Case("it was, and nobody keeps results", Joined, None, "other", time=1000.0, keeps_results=False, locks=HOLDS),
+    Case("something that is no task has the slot", Skipped, None, None, locks=NO_TASK),
+    Case("a run of a direct call has the slot", Skipped, None, None, locks=by("")),
+    Case("another call waits, and it is skipped", Skipped, None, "other", **SKIP, locks=WAITS),
+    Case("another call waits, and it raises", Refused, None, "other", **RAISE, locks=WAITS),
+    Case("another call waits, and it raises in a schedule", Joined, None, "other", **RAISE, quiet=True, locks=WAITS),
+    Case("another call waits, and it has links", Refused, None, "other", linked=True, locks=WAITS),
+    Case("another one was revoked before its time", Sent, PLAIN, None, locks=LATER, results=STATES["REVOKED"]),
+    Case("another call waits for its time", Joined, None, "other", locks=LATER),
+    Case("another call is about to be sent, and never is", Sent, BARE, None, locks=CLAIMS),
+    Case("the nodes do not answer", Sent, BARE, None, silent=NODES),
+    Case("the key is free, and calls may follow", Sent, PLAIN, None, **RERUN),
+    Case("another call runs, and it follows", Sent, FIRST, "other", **RERUN, locks=RUNS),
+    Case("one with other arguments is pending", Sent, SECOND, "other", **RERUN, locks=RUNS | PENDING),
+    Case("one with these arguments is pending", Joined, None, "other", **RERUN, locks=RUNS | SAME_PENDING),
     Case(
         "a pending call is about to be sent, with these arguments",
         Sent,
-        RERUN,
-        facts={"locks": RUNS | {NEXT: held("pending", CLAIMED, secret=secret("c"), call=SAME)}},
-        sent=(2, True),
-        holder="other",
+        SECOND,
+        "other",
+        **RERUN,
+        locks=RUNS | by("pending", CLAIMED, name=NEXT, own="c", call=SAME),
     ),
+    Case("one of another task is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OTHER_TASK),
+    Case("one of another task of its group is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OF_ITS_GROUP),
+    Case("the nodes disagree about the pending one", Sent, SECOND, "other", **RERUN, locks=RUNS | SPLIT),
     Case(
-        "another call runs, and one of another task is pending",
+        "the pending one is split, and has begun",
         Sent,
-        RERUN,
-        facts={"locks": RUNS | OTHER_TASK},
-        sent=(0, False),
-        holder="pending",
+        FIRST,
+        "other",
+        **RERUN,
+        locks=RUNS | SPLIT | by("pending", "note", name="began:pending", call="1"),
     ),
+    Case("another call runs, and it has links", Refused, None, "other", **RERUN, linked=True, locks=RUNS),
     Case(
-        "another call runs, and the nodes disagree about the pending one",
+        "a call was revoked before its time, and calls may follow",
         Sent,
-        RERUN,
-        facts={"locks": RUNS | SPLIT},
-        sent=(2, True),
-        holder="other",
+        PLAIN,
+        None,
+        **RERUN,
+        locks=LATER,
+        results=STATES["REVOKED"],
     ),
-    Case(
-        "another call runs, and the pending one is split and has begun",
-        Sent,
-        RERUN,
-        facts={"locks": RUNS | SPLIT | {began_name("pending"): held("pending", "note", secret=secret("d"), call="1")}},
-        sent=(1, True),
-        holder="other",
-    ),
-    Case("another call runs, and it has links", Refused, RERUN, {"linked": True}, {"locks": RUNS}),
-    Case(
-        "a call of its key was revoked before its time, and calls may follow",
-        Sent,
-        RERUN,
-        facts={"locks": LATER, "results": {"other": REVOKED}},
-        sent=(0, True),
-    ),
-    Case("the key is free, and a later call may replace it", Sent, REPLACE, sent=(1, True)),
-    Case(
-        "another call runs, and it may be replaced",
-        Sent,
-        REPLACE,
-        facts={"locks": RUNS},
-        sent=(1, True),
-        holder="other",
-    ),
-    Case(
-        "a call is pending, and it has links", Refused, REPLACE, {"linked": True}, {"locks": PENDING}, holder="pending"
-    ),
-    Case("the key is free, and it has links", Sent, REPLACE, {"linked": True}, sent=(0, True)),
-    Case(
-        "a call waits, and it gives its arguments",
-        Sent,
-        REPLACE,
-        facts={"locks": SAME_PENDING},
-        sent=(2, True),
-        holder="pending",
-    ),
+    Case("a retry was revoked before its time", Sent, FIRST, None, **REPLACE, locks=LATER, results=STATES["REVOKED"]),
+    Case("the key is free, and a later call may replace it", Sent, FIRST, None, **REPLACE),
+    Case("another call runs, and it may be replaced", Sent, FIRST, "other", **REPLACE, locks=RUNS),
+    Case("a call is pending, and it has links", Refused, None, "pending", **REPLACE, linked=True, locks=PENDING),
+    Case("the key is free, and it has links", Sent, PLAIN, None, **REPLACE, linked=True),
+    Case("a call waits, and it gives its arguments", Sent, SECOND, "pending", **REPLACE, locks=SAME_PENDING),
     Case(
         "a pending call was revoked before its time",
         Sent,
-        REPLACE,
-        facts={
-            "locks": {NEXT: replace(held("pending", QUEUED, secret=secret("c"), call=OTHERS), left=9000.0)},
-            "results": {"pending": REVOKED},
-        },
-        sent=(1, True),
+        FIRST,
+        None,
+        **REPLACE,
+        locks=PENDING_LATER,
+        results=STATES["REVOKED"],
     ),
-    Case(
-        "the nodes do not answer a first call that may be replaced",
-        Sent,
-        REPLACE,
-        facts={"silent": NODES},
-        sent=(1, True),
-    ),
+    Case("the nodes do not answer a call that may be replaced", Sent, FIRST, None, **REPLACE, silent=NODES),
 ]
 
 
-def call_with(case: Case) -> tuple[Call, Facts]:
-    facts = Facts(**case.facts | {"locks": dict(case.facts.get("locks", {}))})
-    return Call(
-        **{"task": "shop.sync", "ticket": TICKET, "rules": SingletonOptions(**case.rules), "ttl": 60.0} | case.call
-    ), facts
+def decided(by: Any, **about: Any) -> tuple[Any, Facts]:
+    """Return what is decided about a call, and the facts afterwards."""
+    call, facts = scene(Call, **{"task": "shop.sync", "ttl": 60.0} | about)
+    return facts.decide(by(call)), facts
 
 
 def check(case: Case, verdict: Any, facts: Facts) -> None:
     sent = [(each.ticket.number, bool(each.ticket.secret)) for each in facts.asked_for(Send)]
-    assert type(verdict) is case.answer
-    assert sent == ([case.sent] if case.sent else [])
+    holder = verdict.holder.task_id if verdict.holder else None
+    assert (type(verdict), sent, holder) == (case.expected[0], [case.expected[1]] * len(sent), case.expected[2])
+    assert len(sent) == isinstance(verdict, Sent)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_verdict(case: Case) -> None:
     """Each situation ends as the pages say, and no more than one message is sent."""
-    call, facts = call_with(case)
-
-    verdict = facts.decide(send(call))
+    verdict, facts = decided(send, **case.about)
 
     check(case, verdict, facts)
-    assert (verdict.holder.task_id if verdict.holder else None) == case.holder
-    assert [bool(each.call) for each in facts.asked_for(Claim)] == [
-        each.ticket.trailing for each in facts.asked_for(Claim)
-    ]
+    claims = facts.asked_for(Claim)
+    assert [bool(each.call) for each in claims] == [each.ticket.trailing for each in claims]
     if isinstance(verdict, Joined):
         assert verdict.task_id == ("pending" if NEXT in facts.locks else "other")
-    if isinstance(verdict, Sent) and case.sent and case.sent[1] and not facts.silent:
-        question = facts.asked_for(Send)[-1]
-        assert facts.locks[question.ticket.waiting].secret == OWN
+    if isinstance(verdict, Sent) and case.expected[1][1] and not facts.silent:
+        assert facts.locks[facts.asked_for(Send)[-1].ticket.waiting].secret == OWN
 
 
 @pytest.mark.parametrize(
-    "locks", [None, {NAME: held("other", CLAIMED, secret=secret("b"))}], ids=["silence", "a claim"]
+    ("by", "about"),
+    [
+        ("send", {"silent": NODES}),
+        ("send", {"locks": CLAIMS}),
+        ("send", REPLACE | {"locks": SPLIT, "unheard": True}),
+        ("store", {"silent": NODES}),
+    ],
+    ids=["silence", "a claim", "a record that stays split", "a row"],
 )
-def test_unknown_holder_is_an_error_if_the_caller_wants_one(locks: Any) -> None:
-    """With ``on_unavailable={"enqueue": "raise"}`` no message is sent that may be one too many."""
-    case = Case(
-        "", Sent, {"on_unavailable": {"enqueue": "raise"}}, facts={"locks": locks} if locks else {"silent": NODES}
-    )
-    call, facts = call_with(case)
+def test_unknown_holder_is_an_error_if_the_caller_wants_one(by: str, about: Any) -> None:
+    """With ``on_unavailable={"enqueue": "raise"}`` no message is sent, and no row stored, that may be one too many."""
+    call, facts = scene(Call, task="shop.sync", ttl=60.0, **WANTS_ERROR, **about)
 
     with pytest.raises(QuorumUnavailableError):
-        facts.decide(send(call))
+        facts.decide(send(call) if by == "send" else store(call))
     assert facts.asked_for(Send) == []
 
 
-def run_of(task_id: str = "mine", name: str = NAME, slot: bool = True, **more: Any) -> Execution:
-    ticket = replace(TICKET, task_id=task_id, name=name, **more)
-    return Execution(ticket, SingletonOptions(), FakeSlot(NAME, secret("e")) if slot else None)
+def run_of(task_id: str = "mine", slot: bool = True, **more: Any) -> Any:
+    return lambda: scene(Execution, slot=FakeSlot(NAME, RUN) if slot else None, task_id=task_id, **more)[0]
 
 
-QUEUES = replace(TICKET, scope="until_and_while_executing")
+# Whether its message has a slot; which run makes the call; and which retry it is
+OWNED = [
+    Case("an id that was given", False, None, 0),
+    Case("it continues the run", True, run_of(), 0, locks=OWN_RUN),
+    Case("it continues a run that has lost its slot", False, run_of(), 0, locks=RUNS),
+    Case("another message", False, run_of("other"), 0),
+    Case("it continues a run that has no slot", True, run_of(slot=False), 1),
+    Case("it waits in a queue of its own", True, run_of(), 1, **BOTH, locks=OWN_RUN),
+    Case("any number may wait", False, run_of(), 1, **SERIAL, locks=OWN_RUN),
+    Case("a retry for which the slot is kept", True, None, 1, locks=KEPT),
+    Case("a retry that another run has overtaken", False, None, 1, locks=RUNS),
+    Case("a retry whose slot is free", True, None, 1),
+    Case("a retry of a run that was to have no slot", False, run_of(name=""), 1, locks=RUNS),
+]
 
 
-@pytest.mark.parametrize(
-    ("ticket", "run", "retries", "locks", "has_slot"),
-    [
-        (TICKET, None, 0, {}, False),
-        (TICKET, run_of(), 0, {NAME: held("mine", RUNNING, secret=secret("e"))}, True),
-        (TICKET, run_of(), 0, RUNS, False),
-        (TICKET, run_of("other"), 0, {}, False),
-        (TICKET, run_of(slot=False), 1, {}, True),
-        (QUEUES, run_of(), 1, {NAME: held("mine", RUNNING, secret=secret("e"))}, True),
-        (
-            replace(TICKET, scope="while_executing"),
-            run_of(),
-            1,
-            {NAME: held("mine", RUNNING, secret=secret("e"))},
-            False,
-        ),
-        (TICKET, None, 1, {NAME: held("mine", QUEUED, secret=secret("e"))}, True),
-        (TICKET, None, 1, RUNS, False),
-        (TICKET, None, 1, {}, True),
-    ],
-    ids=[
-        "an id that was given",
-        "it continues the run",
-        "it continues a run that has lost its slot",
-        "another message",
-        "it continues a run that has no slot",
-        "it waits in a queue of its own",
-        "any number may wait",
-        "a retry for which the slot is kept",
-        "a retry that another run has overtaken",
-        "a retry whose slot is free",
-    ],
-)
-def test_call_whose_id_is_known_is_always_sent(
-    ticket: Ticket, run: Any, retries: int, locks: Any, has_slot: bool
-) -> None:
+@pytest.mark.parametrize("case", OWNED, ids=str)
+def test_call_whose_id_is_known_is_always_sent(case: Case) -> None:
     """It has the slot if it continues a run, or nobody else has that; a worker decides about it."""
-    facts, run = Facts(dict(locks)), run and replace(run)
+    has_slot, make, retries = case.expected
+    run = make() if make else None
 
-    verdict = facts.decide(send_owned(Call("shop.sync", ticket, SingletonOptions(), 60.0), run, retries))
+    verdict, facts = decided(lambda call: send_owned(call, run, retries), **case.about)
 
     (question,) = facts.asked_for(Send)
     assert isinstance(verdict, Sent)
     assert bool(question.ticket.secret) is has_slot
+    assert bool(question.ticket.name) is (not run or bool(run.ticket.name))  # else it goes on to run without a slot
     assert not run or run.over or not has_slot or not run.slot
 
 
-def test_call_that_continues_a_run_without_a_slot_has_none() -> None:
-    """A run that was sent to run without a slot leaves others alone, also over a retry."""
-    facts = Facts(dict(RUNS))
-
-    facts.decide(send_owned(Call("shop.sync", TICKET, SingletonOptions(), 60.0), run_of(name=""), 1))
-
-    assert [(each.ticket.name, each.ticket.secret) for each in facts.asked_for(Send)] == [("", "")]
-
-
-READY, STARTED, UNKNOWN = (Result(ResultState[name]) for name in ("WAITS", "UNDERWAY", "UNKNOWN"))
-UNNAMED = {NAME: held("", CLAIMED, secret=secret("b"))}
 ROWS = [
-    Case("the key is free", Sent, sent=(0, True)),
-    Case(
-        "any number may wait",
-        Sent,
-        {"scope": "while_executing"},
-        {"ticket": replace(TICKET, scope="while_executing")},
-        {"locks": RUNS},
-        (0, True),
-    ),
-    Case("another row waits", Joined, facts={"locks": WAITS, "results": {"other": READY}}),
-    Case("another row runs", Joined, facts={"locks": RUNS, "results": {"other": STARTED}}),
-    Case(
-        "another row waits, and it is skipped",
-        Skipped,
-        {"on_duplicate": "skip"},
-        facts={"locks": WAITS, "results": {"other": READY}},
-    ),
-    Case(
-        "another row waits, and it raises",
-        Refused,
-        {"on_duplicate": "raise"},
-        facts={"locks": WAITS, "results": {"other": READY}},
-    ),
-    Case("the row that waited is gone", Sent, facts={"locks": WAITS, "results": {"other": GONE}}, sent=(0, True)),
-    Case("the row that waited has ended", Sent, facts={"locks": WAITS, "results": {"other": REVOKED}}, sent=(0, True)),
+    Case("the key is free", Sent, PLAIN, None),
+    Case("any number may wait", Sent, PLAIN, None, **SERIAL, locks=RUNS),
+    Case("another row waits", Joined, None, "other", locks=WAITS, results=STATES["WAITS"]),
+    Case("another row runs", Joined, None, "other", locks=RUNS, results=STATES["UNDERWAY"]),
+    Case("another row waits, and it is skipped", Skipped, None, "other", **SKIP, locks=WAITS, results=STATES["WAITS"]),
+    Case("another row waits, and it raises", Refused, None, "other", **RAISE, locks=WAITS, results=STATES["WAITS"]),
+    Case("the row that waited is gone", Sent, PLAIN, None, locks=WAITS, results=STATES["GONE"]),
+    Case("the row that waited has ended", Sent, PLAIN, None, locks=WAITS, results=STATES["REVOKED"]),
     Case(
         "the row that waited has left the queue, and its slot",
         Sent,
-        {"scope": "until_executing"},
-        {"ticket": replace(TICKET, scope="until_executing")},
-        {"locks": WAITS, "results": {"other": STARTED}},
-        (0, True),
+        PLAIN,
+        None,
+        scope="until_executing",
+        locks=WAITS,
+        results=STATES["UNDERWAY"],
     ),
-    Case(
-        "the row runs without having taken its slot over", Joined, facts={"locks": WAITS, "results": {"other": STARTED}}
-    ),
-    Case(
-        "the row that held the slot is gone",
-        Skipped,
-        facts={"locks": {NAME: held("other", HELD, secret=secret("b"))}, "results": {"other": GONE}},
-    ),
-    Case("nobody can tell what became of the row", Joined, facts={"locks": WAITS, "results": {"other": UNKNOWN}}),
-    Case("another process is storing a row", Sent, facts={"locks": UNNAMED}, sent=(0, True)),
+    Case("the row runs without its slot", Joined, None, "other", locks=WAITS, results=STATES["UNDERWAY"]),
+    Case("the row that held the slot is gone", Skipped, None, "other", locks=HOLDS, results=STATES["GONE"]),
+    Case("nobody can tell what became of it", Joined, None, "other", locks=WAITS, results=STATES["UNKNOWN"]),
+    Case("another process is storing a row", Sent, PLAIN, None, locks=UNNAMED),
     Case(
         "this transaction has stored a row",
         Joined,
-        facts={"locks": UNNAMED, "here": "other", "results": {"other": READY}},
+        None,
+        "other",
+        locks=UNNAMED,
+        here="other",
+        results=STATES["WAITS"],
     ),
-    Case(
-        "this thread has stored a row that was rolled back",
-        Sent,
-        facts={"locks": UNNAMED, "here": "other", "results": {"other": GONE}},
-        sent=(0, True),
-    ),
-    Case(
-        "nobody can tell what became of a row of this thread",
-        Sent,
-        facts={"locks": UNNAMED, "here": "other", "results": {"other": UNKNOWN}},
-        sent=(0, True),
-    ),
-    Case("the nodes do not answer", Sent, facts={"silent": NODES}, sent=(0, True)),
+    Case("it was rolled back", Sent, PLAIN, None, locks=UNNAMED, here="other", results=STATES["GONE"]),
+    Case("nobody can tell about it", Sent, PLAIN, None, locks=UNNAMED, here="other", results=STATES["UNKNOWN"]),
+    Case("the nodes do not answer", Sent, PLAIN, None, silent=NODES),
 ]
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_row(case: Case) -> None:
     """A row is stored, or its caller gets the answer to a duplicate."""
-    call, facts = call_with(case)
-
-    verdict = facts.decide(store(call))
+    verdict, facts = decided(store, **case.about)
 
     check(case, verdict, facts)
     if isinstance(verdict, Sent) and verdict.unanswered:
         assert facts.asked_for(Send)[0].claim is None
 
 
-def test_row_is_not_stored_without_nodes_if_the_caller_wants_an_error() -> None:
-    """With ``on_unavailable={"enqueue": "raise"}`` the caller learns that nobody knows."""
-    call, facts = call_with(Case("", Sent, {"on_unavailable": {"enqueue": "raise"}}, facts={"silent": NODES}))
-
-    with pytest.raises(QuorumUnavailableError):
-        facts.decide(store(call))
-    assert facts.asked_for(Send) == []
-
-
 def test_turn_is_waited_for_only_where_a_record_may_change() -> None:
     """A first call of ``rerun`` takes the slot of its run at once; a pending call is a record."""
     for rules, turns in ((RERUN, 0), (REPLACE, 1)):
-        call, facts = call_with(Case("", Sent, rules))
-        facts.decide(send(call))
-        assert len(facts.asked_for(InTurn)) == turns
+        assert len(decided(send, **rules)[1].asked_for(InTurn)) == turns
 
 
 def test_call_waits_a_second_for_a_message_that_may_be_sent() -> None:
     """No longer: its caller may have died."""
-    call, facts = call_with(Case("", Sent, facts={"locks": {NAME: held("other", CLAIMED, secret=secret("b"))}}))
-
-    verdict = facts.decide(send(call))
+    verdict, facts = decided(send, locks=CLAIMS)
 
     assert verdict.unanswered
     assert 0.8 < facts.now - 1000.0 <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("number", "counts"), [("1", True), ("999999999", True), ("1000000000", False), ("²", False), ("-1", False)]
+)
+def test_number_of_a_record_has_nine_digits_at_most(number: str, counts: bool) -> None:
+    """What is no number of a message, or one that nobody reaches, describes no pending call."""
+    record = by("id", QUEUED, call=f"{number}.0123456789")[NAME].record
+
+    assert record == (Record("id", "0123456789", int(number), "shop.sync") if counts else None)
+
+
 def test_record_that_another_call_has_made_meanwhile() -> None:
     """Nobody knows which of the two counts, so the message is sent without a slot."""
     for locks in (RUNS, {}):
-        call, facts = call_with(
-            Case(
-                "",
-                Sent,
-                REPLACE,
-                facts={"locks": locks, "meanwhile": {NEXT: held("third", QUEUED, secret=secret("d"))}},
-            )
-        )
-        verdict = facts.decide(send(call))
+        verdict, facts = decided(send, **REPLACE, locks=locks, meanwhile=by("third", QUEUED, name=NEXT, own="d"))
         assert isinstance(verdict, Sent)
         assert (verdict.unanswered is not None, len(facts.asked_for(Send))) == (bool(locks), 1)

@@ -1,7 +1,7 @@
 """The decisions about what runs and messages leave behind, made from facts."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,181 +20,145 @@ from django_redlock.singleton.ending import (
     requeue,
     shorten,
 )
-from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.pending import begin, discard, keep, look_up
 from django_redlock.singleton.questions import Free, Put, Release
-from django_redlock.singleton.ticket import Ticket, began_secret
+from django_redlock.singleton.ticket import began_secret
 
-from .facts import QUEUED, RUNNING, Facts, FakeSlot, held, secret
+from .facts import BOTH, NAME, NEXT, OWN, QUEUE, QUEUED, RUN, SERIAL, TICKET, Case, Facts, FakeSlot, by, scene, secret
 
-NAME, NEXT, OWN, RUN = "task:shop.sync:shop_id=7", "next:task:shop.sync:shop_id=7", secret("a"), secret("e")
-TICKET, PENDING = Ticket(NAME, "default", "mine", OWN), Ticket(NAME, "default", "mine", OWN, number=2)
-RUNS = {NAME: held("mine", RUNNING, secret=RUN)}
-WAITS = {NAME: held("mine", QUEUED, secret=OWN)}
-OTHER = {NAME: held("other", RUNNING, secret=secret("b"))}
-RECORD = {NEXT: held("mine", QUEUED, secret=OWN, call="2.x")}
-NEWER = {NEXT: held("mine", QUEUED, secret=secret("b"), call="3.x")}
-BOTH, QUEUE = "until_and_while_executing", "until_executing"
-RULES = SingletonOptions()
-HOLDS = SingletonOptions(hold_for=60.0)
+RUNS, WAITS, OTHER = by("mine", own="e"), by("mine", QUEUED, own="a"), by("other")
+IN_QUEUE = by("mine", QUEUED, name=f"queued:{NAME}", own="a")
+RECORD, NEWER = by("mine", QUEUED, name=NEXT, own="a", call="2.x"), by("mine", QUEUED, name=NEXT, call="3.x")
+PENDING: dict[str, Any] = {"number": 2}
+HOLDS: dict[str, Any] = {"hold_for": 60.0}
+LOST: dict[str, Any] = {"slot": FakeSlot(NAME, RUN, lost=True)}
+NO_SLOT: dict[str, Any] = {"slot": None}
+NOTES: dict[str, Any] = {"note": "done:mine:0", "remembered": 60.0}
 
-
-def run_with(rules: SingletonOptions = RULES, slot: Any = None, ticket: Ticket = TICKET, **more: Any) -> Execution:
-    return Execution(ticket, rules, slot or FakeSlot(NAME, RUN), since=990.0, **more)
-
-
-def queued(scope: Any = BOTH, **more: Any) -> Ticket:
-    return replace(TICKET, scope=scope, **more)
-
-
-def left(decision: Any, locks: Any, **facts: Any) -> dict[str, tuple[str, str]]:
-    """Return the state and the task of each lock that is left after a decision."""
-    given = Facts(dict(locks), **facts)
-    given.decide(decision)
-    return {name: (seen.owner.state, seen.owner.ref) for name, seen in given.locks.items() if seen.owner}
-
-
+# What is left: the state and the task of each lock
 FREE: dict[str, Any] = {}
-STILL_RUNS, STILL_WAITS = {NAME: ("", "mine")}, {NAME: ("queued", "mine")}
-ENDS: list[tuple[str, Callable[[], Any], Any, Any]] = [
-    ("its slot is free", lambda: end(run_with()), RUNS, FREE),
-    ("its slot is held for the rest of the time", lambda: end(run_with(HOLDS)), RUNS, {NAME: ("held", "mine")}),
-    (
+STILL_RUNS, STILL_WAITS, OTHERS = {NAME: ("", "mine")}, {NAME: ("queued", "mine")}, {NAME: ("", "other")}
+CLAIMED, HELD, HAS_BEGUN = {NAME: ("claimed", "mine")}, {NAME: ("held", "mine")}, {"began:mine": (NOTE, "mine")}
+
+
+def run_of(**about: Any) -> tuple[Execution, Facts]:
+    return scene(Execution, **{"slot": FakeSlot(NAME, RUN), "since": 990.0} | about)
+
+
+def left(facts: Facts, decision: Any) -> dict[str, tuple[str, str]]:
+    """Return the state and the task of each lock that is left after a decision."""
+    facts.decide(decision)
+    return {name: (seen.owner.state, seen.owner.ref) for name, seen in facts.locks.items() if seen.owner}
+
+
+def decide(how: str, *about: Any) -> Any:
+    """Begin a decision, as this module has it now: ``test_branches.py`` exchanges functions."""
+    return {
+        "end": end,
+        "end, not over": partial(end, hold=False),
+        "end, stopped": partial(end, stopped=True),
+        "give back": give_back,
+        "note": note_done,
+        "note, goes on": lambda run: note_done(run, True),
+        "leave": leave_queue,
+        "die": lambda ticket, rules: free_dead(ticket, RUN, rules, False),
+        "die, to return": lambda ticket, rules: free_dead(ticket, RUN, rules, True),
+        "shorten": lambda ticket, rules: shorten(ticket, RUN, rules),
+        "requeue": requeue,
+        "discard": discard,
+        "discard, counts": partial(discard, counts=True),
+    }[how](*about)
+
+
+# The decision, and the locks that it leaves
+RUN_ENDS = [
+    Case("its slot is free", "end", FREE, locks=RUNS),
+    Case("its slot is held for the rest of the time", "end", HELD, **HOLDS, locks=RUNS),
+    Case(
         "of a call that ran at once, nobody learns the id",
-        lambda: end(run_with(HOLDS, inline=True)),
-        RUNS,
+        "end",
         {NAME: ("held", "")},
+        **HOLDS,
+        inline=True,
+        locks=RUNS,
     ),
-    ("the body did not end, so nothing is held", lambda: end(run_with(HOLDS), hold=False), RUNS, FREE),
-    ("the time has passed", lambda: end(run_with(SingletonOptions(hold_for=10.0))), RUNS, FREE),
-    ("its slot is lost", lambda: end(run_with(HOLDS, FakeSlot(NAME, RUN, lost=True))), OTHER, {NAME: ("", "other")}),
-    ("it was handed over", lambda: end(run_with(HOLDS, over=True)), WAITS, STILL_WAITS),
-    (
-        "it had no slot, and its message still has one",
-        lambda: end(replace(run_with(in_queue=True), slot=None)),
-        WAITS,
-        FREE,
-    ),
-    ("it had no slot", lambda: end(replace(run_with(HOLDS), slot=None)), WAITS, STILL_WAITS),
-    (
-        "its process is stopped, and its message returns",
-        lambda: end(run_with(returns=True), stopped=True),
-        RUNS,
-        {NAME: ("claimed", "mine")},
-    ),
-    ("its process is stopped, and its message does not", lambda: end(run_with(), stopped=True), RUNS, FREE),
-    ("it returns, but was not stopped", lambda: end(run_with(returns=True)), RUNS, FREE),
-    ("the slot returns to the message", lambda: give_back(run_with()), RUNS, {NAME: ("claimed", "mine")}),
-    ("the message waits elsewhere", lambda: give_back(run_with(ticket=queued())), RUNS, STILL_RUNS),
-    ("the slot was handed over before", lambda: give_back(run_with(over=True)), RUNS, STILL_RUNS),
-    (
-        "the slot is lost, and cannot return",
-        lambda: give_back(run_with(slot=FakeSlot(NAME, RUN, lost=True))),
-        OTHER,
-        {NAME: ("", "other")},
-    ),
-    ("a slot that is not there cannot return", lambda: give_back(replace(run_with(), slot=None)), FREE, FREE),
-    (
-        "a message that has no slot while it waits gets none",
-        lambda: give_back(run_with(ticket=TICKET.without_slot)),
-        RUNS,
-        STILL_RUNS,
-    ),
-    (
-        "a note that it is done",
-        lambda: note_done(run_with(note="done:mine:0", remembered=60.0)),
-        FREE,
-        {"done:mine:0": (NOTE, "mine")},
-    ),
-    (
+    Case("the body did not end, so nothing is held", "end, not over", FREE, **HOLDS, locks=RUNS),
+    Case("the time has passed", "end", FREE, hold_for=10.0, locks=RUNS),
+    Case("its slot is lost", "end", OTHERS, **HOLDS | LOST, locks=OTHER),
+    Case("it was handed over", "end", STILL_WAITS, **HOLDS, over=True, locks=WAITS),
+    Case("it had no slot, and its message still has one", "end", FREE, **NO_SLOT, in_queue=True, locks=WAITS),
+    Case("it had no slot", "end", STILL_WAITS, **HOLDS | NO_SLOT, locks=WAITS),
+    Case("its process is stopped, and its message returns", "end, stopped", CLAIMED, returns=True, locks=RUNS),
+    Case("its process is stopped, and its message does not", "end, stopped", FREE, locks=RUNS),
+    Case("it returns, but was not stopped", "end", FREE, returns=True, locks=RUNS),
+    Case("the slot returns to the message", "give back", CLAIMED, locks=RUNS),
+    Case("the message waits elsewhere", "give back", STILL_RUNS, **BOTH, locks=RUNS),
+    Case("the slot was handed over before", "give back", STILL_RUNS, over=True, locks=RUNS),
+    Case("the slot is lost, and cannot return", "give back", OTHERS, **LOST, locks=OTHER),
+    Case("a slot that is not there cannot return", "give back", FREE, **NO_SLOT),
+    Case("a message that has no slot while it waits gets none", "give back", STILL_RUNS, secret="", locks=RUNS),
+    Case("a note that it is done", "note", {"done:mine:0": (NOTE, "mine")}, **NOTES),
+    Case(
         "a note that another message goes on",
-        lambda: note_done(run_with(note="done:mine:0", goes_on=True), True),
-        FREE,
+        "note, goes on",
         {"done:mine:0": (GOES_ON, "mine")},
+        **NOTES,
+        goes_on=True,
     ),
-    ("no note of what goes on by itself", lambda: note_done(run_with(note="done:mine:0", goes_on=True)), FREE, FREE),
-    ("no note of what needs none", lambda: note_done(run_with()), FREE, FREE),
-    (
-        "the slot of its queue is free",
-        lambda: leave_queue(queued(), RULES),
-        {f"queued:{NAME}": held("mine", QUEUED, secret=OWN)},
-        FREE,
-    ),
-    ("the slot of its queue is that of its run", lambda: leave_queue(TICKET, RULES), WAITS, STILL_WAITS),
-    ("the slot of its queue is held", lambda: leave_queue(queued(QUEUE), HOLDS), WAITS, {NAME: ("held", "mine")}),
-    ("the slot of its queue is not held for ever", lambda: leave_queue(queued(QUEUE), RULES), WAITS, FREE),
-    (
-        "a run of its own holds, so its queue is free",
-        lambda: leave_queue(queued(), HOLDS),
-        {f"queued:{NAME}": held("mine", QUEUED, secret=OWN)},
-        FREE,
-    ),
-    ("its record is free, and not held", lambda: leave_queue(replace(PENDING, scope=QUEUE), HOLDS), RECORD, FREE),
-    ("a dead child leaves nothing", lambda: free_dead(TICKET, RUN, RULES, False), RUNS, FREE),
-    (
-        "a dead child leaves nothing of a message that had not begun",
-        lambda: free_dead(TICKET, RUN, RULES, False),
-        WAITS,
-        FREE,
-    ),
-    ("the message of a dead child comes back", lambda: free_dead(TICKET, RUN, RULES, True), RUNS, STILL_WAITS),
-    (
-        "the message of a dead child comes back, and another one runs",
-        lambda: free_dead(TICKET, RUN, RULES, True),
-        OTHER,
-        {NAME: ("", "other")},
-    ),
-    (
-        "the message of a dead child comes back to a queue of its own",
-        lambda: free_dead(queued(), RUN, RULES, True),
-        RUNS,
-        FREE,
-    ),
-    (
-        "a dead child of a pending call leaves a note",
-        lambda: free_dead(PENDING, RUN, RULES, False),
-        RECORD,
-        {"began:mine": (NOTE, "mine")},
-    ),
-    (
-        "the message of a dead child of a pending call comes back",
-        lambda: free_dead(PENDING, RUN, RULES, True),
-        RECORD | RUNS,
-        STILL_WAITS,
-    ),
-    ("a child that will be killed", lambda: shorten(TICKET, RUN, RULES), RUNS, {NAME: ("", "mine")}),
-    ("a child that will be killed, and has not begun", lambda: shorten(TICKET, RUN, RULES), WAITS, FREE),
-    (
-        "a child that will be killed, and another one runs",
-        lambda: shorten(TICKET, RUN, RULES),
-        OTHER,
-        {NAME: ("", "other")},
-    ),
-    ("a row is put back", lambda: requeue(TICKET, RULES), FREE, STILL_WAITS),
-    ("a row is put back, and any number may wait", lambda: requeue(queued("while_executing"), RULES), FREE, FREE),
-    ("a message ends", lambda: discard(TICKET, RULES), WAITS, FREE),
-    ("a pending call ends", lambda: discard(PENDING, RULES), RECORD, {"began:mine": (NOTE, "mine")}),
-    (
-        "a pending call ends that counts",
-        lambda: discard(PENDING, RULES, counts=True),
-        RECORD,
-        {"began:mine": (NOTE, "mine")},
-    ),
-    ("an older message of a pending call ends", lambda: discard(PENDING, RULES), NEWER, {NEXT: ("queued", "mine")}),
+    Case("no note of what goes on by itself", "note", FREE, **NOTES, goes_on=True),
+    Case("no note of what needs none", "note", FREE),
 ]
 
 
-@pytest.mark.parametrize(("what", "decision", "before", "after"), ENDS, ids=[each[0] for each in ENDS])
-def test_what_is_left(what: str, decision: Any, before: Any, after: Any) -> None:
+@pytest.mark.parametrize("case", RUN_ENDS, ids=str)
+def test_what_a_run_leaves(case: Case) -> None:
     """Each end leaves what the next one needs, and nothing of others is touched."""
-    assert left(decision(), before) == after
+    decision, after = case.expected
+    run, facts = run_of(**case.about)
+
+    assert left(facts, decide(decision, run)) == after
+
+
+MESSAGE_ENDS = [
+    Case("the slot of its queue is free", "leave", FREE, **BOTH, locks=IN_QUEUE),
+    Case("the slot of its queue is that of its run", "leave", STILL_WAITS, locks=WAITS),
+    Case("the slot of its queue is held", "leave", HELD, **QUEUE | HOLDS, locks=WAITS),
+    Case("the slot of its queue is not held for ever", "leave", FREE, **QUEUE, locks=WAITS),
+    Case("a run of its own holds, so its queue is free", "leave", FREE, **BOTH | HOLDS, locks=IN_QUEUE),
+    Case("its record is free, and not held", "leave", FREE, **PENDING | QUEUE | HOLDS, locks=RECORD),
+    Case("a dead child leaves nothing", "die", FREE, locks=RUNS),
+    Case("a dead child leaves nothing of a message that had not begun", "die", FREE, locks=WAITS),
+    Case("the message of a dead child comes back", "die, to return", STILL_WAITS, locks=RUNS),
+    Case("the message of a dead child comes back, and another one runs", "die, to return", OTHERS, locks=OTHER),
+    Case("the message of a dead child comes back to a queue of its own", "die, to return", FREE, **BOTH, locks=RUNS),
+    Case("a dead child of a pending call leaves a note", "die", HAS_BEGUN, **PENDING, locks=RECORD),
+    Case("the message of its dead child comes back", "die, to return", STILL_WAITS, **PENDING, locks=RECORD | RUNS),
+    Case("a child that will be killed", "shorten", STILL_RUNS, locks=RUNS),
+    Case("a child that will be killed, and has not begun", "shorten", FREE, locks=WAITS),
+    Case("a child that will be killed, and another one runs", "shorten", OTHERS, locks=OTHER),
+    Case("a row is put back", "requeue", STILL_WAITS),
+    Case("a row is put back, and any number may wait", "requeue", FREE, **SERIAL),
+    Case("a message ends", "discard", FREE, locks=WAITS),
+    Case("a pending call ends", "discard", HAS_BEGUN, **PENDING, locks=RECORD),
+    Case("a pending call ends that counts", "discard, counts", HAS_BEGUN, **PENDING, locks=RECORD),
+    Case("an older message of a pending call ends", "discard", {NEXT: ("queued", "mine")}, **PENDING, locks=NEWER),
+]
+
+
+@pytest.mark.parametrize("case", MESSAGE_ENDS, ids=str)
+def test_what_a_message_leaves(case: Case) -> None:
+    """Each end leaves what the next one needs, and nothing of others is touched."""
+    decision, after = case.expected
+    message, facts = scene(Message, **case.about)
+
+    assert left(facts, decide(decision, message.ticket, message.rules)) == after
 
 
 def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -> None:
     """The slot ends by itself: it has a secret that the child does not know."""
-    facts = Facts(dict(RUNS))
+    message, facts = scene(Message, locks=RUNS)
 
-    facts.decide(shorten(TICKET, RUN, RULES))
+    facts.decide(shorten(message.ticket, RUN, message.rules))
 
     (put,) = facts.asked_for(Put)
     assert (put.ttl, facts.locks[NAME].secret == RUN) == (3.0, False)
@@ -202,13 +166,7 @@ def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -
 
 @pytest.mark.parametrize(
     ("locks", "abandoned"),
-    [
-        (FREE, True),
-        (RUNS, False),
-        (OTHER, True),
-        (WAITS, True),
-        ({"alive:mine": held("mine", secret=secret("b"))}, False),
-    ],
+    [(FREE, True), (RUNS, False), (OTHER, True), (WAITS, True), (by("mine", name="alive:mine"), False)],
     ids=["nothing shows life", "its slot", "the slot of another row", "a row that waits", "its sign of life"],
 )
 def test_row_of_a_process_that_lives_is_not_abandoned(locks: Any, abandoned: bool) -> None:
@@ -219,55 +177,52 @@ def test_row_of_a_process_that_lives_is_not_abandoned(locks: Any, abandoned: boo
     assert facts.locks == locks
 
 
-STAYS = {"late": True}
-
-
-@pytest.mark.parametrize(
-    ("message", "stopped", "locks", "after"),
-    [
-        ({}, False, WAITS, FREE),
-        ({}, True, WAITS, FREE),
-        (STAYS, True, WAITS, STILL_WAITS),
-        (STAYS, False, WAITS, FREE),
-        (STAYS | {"rules": SingletonOptions(redelivery="drop")}, True, WAITS, FREE),
-        (STAYS | {"slot": FakeSlot(NAME, RUN)}, True, RUNS, {NAME: ("claimed", "mine")}),
-        ({"slot": FakeSlot(NAME, RUN)}, True, RUNS, FREE),
-        ({"is_back": True}, False, WAITS, STILL_WAITS),
-        (
-            {"ticket": replace(TICKET, watch=secret("d"))},
-            False,
-            {"watch:mine": held("mine", NOTE, secret=secret("d"))},
-            FREE,
-        ),
-    ],
-    ids=[
-        "a failure",
-        "a stop",
-        "a stop of a message that returns",
-        "a failure of a message that would return",
-        "a stop of a message that must not run twice",
-        "a stop of a message that returns and has its slot",
-        "a stop of a message that has its slot",
-        "a failure after it was put back",
+SLOT, STAYS = {"slot": FakeSlot(NAME, RUN)}, {"late": True}
+INTERRUPTED = [
+    Case("a failure", False, FREE, locks=WAITS),
+    Case("a stop", True, FREE, locks=WAITS),
+    Case("a stop of a message that returns", True, STILL_WAITS, **STAYS, locks=WAITS),
+    Case("a failure of a message that would return", False, FREE, **STAYS, locks=WAITS),
+    Case("a stop of a message that must not run twice", True, FREE, **STAYS, redelivery="drop", locks=WAITS),
+    Case("a stop of a message that returns and has its slot", True, CLAIMED, **STAYS | SLOT, locks=RUNS),
+    Case("a stop of a message that has its slot", True, FREE, **SLOT, locks=RUNS),
+    Case("a failure after it was put back", False, STILL_WAITS, is_back=True, locks=WAITS),
+    Case(
         "a failure of a copy that watches",
-    ],
-)
-def test_message_that_is_interrupted(message: Any, stopped: bool, locks: Any, after: Any) -> None:
+        False,
+        FREE,
+        watch=secret("d"),
+        locks=by("mine", NOTE, name="watch:mine", own="d"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", INTERRUPTED, ids=str)
+def test_message_that_is_interrupted(case: Case) -> None:
     """Its slot is free, unless it returns to the broker, or is back in the queue."""
-    assert left(interrupted(Message(**{"ticket": TICKET, "rules": RULES} | message), stopped), locks) == after
+    stopped, after = case.expected
+    message, facts = scene(Message, **case.about)
+
+    assert left(facts, interrupted(message, stopped)) == after
 
 
 @pytest.mark.parametrize(("seen", "hold", "waits"), [(True, True, True), (False, True, False), (False, False, True)])
 def test_release_is_waited_for_where_somebody_could_see_it(seen: bool, hold: bool, waits: bool) -> None:
     """A caller that has the result finds the slot free; nobody sees the end of a run whose result nobody stores."""
-    facts = Facts(dict(RUNS))
+    run, facts = run_of(locks=RUNS, seen=seen)
 
-    facts.decide(end(run_with(seen=seen), hold=hold))
+    facts.decide(end(run, hold=hold))
 
     assert [each.wait for each in facts.asked_for(Release)] == [waits]
 
 
 # The record of a pending call
+
+
+def look(**about: Any) -> tuple[Any, Any, Facts]:
+    """Return what the nodes say about a pending call, the options, and the facts."""
+    message, facts = scene(Message, **PENDING, **about)
+    return facts.decide(look_up(message.ticket)), message.rules, facts
 
 
 @pytest.mark.parametrize(
@@ -277,9 +232,9 @@ def test_release_is_waited_for_where_somebody_could_see_it(seen: bool, hold: boo
 )
 def test_record_of_a_message_that_waits_is_kept(locks: Any, kept: bool) -> None:
     """It lasts until the message comes back; a record that is gone is not made again."""
-    facts = Facts(dict(locks))
+    found, _, facts = look(locks=locks)
 
-    facts.decide(keep(facts.decide(look_up(PENDING)), 60.0))
+    facts.decide(keep(found, 60.0))
 
     assert [each.strict for each in facts.asked_for(Put)] == [True] * kept
 
@@ -287,9 +242,9 @@ def test_record_of_a_message_that_waits_is_kept(locks: Any, kept: bool) -> None:
 def test_record_is_freed_when_its_message_begins() -> None:
     """Afterwards a note says which message has begun; a record that nobody sees is freed unread."""
     for locks in (RECORD, FREE):
-        facts = Facts(dict(locks))
+        found, rules, facts = look(locks=locks)
 
-        facts.decide(begin(facts.decide(look_up(PENDING)), RULES))
+        facts.decide(begin(found, rules))
 
         assert {name: seen.secret for name, seen in facts.locks.items()} == {"began:mine": began_secret(OWN)}
         assert [each.secret for each in facts.asked_for(Free)] == [OWN]
@@ -297,11 +252,10 @@ def test_record_is_freed_when_its_message_begins() -> None:
 
 def test_record_that_no_node_frees_keeps_its_message_from_beginning() -> None:
     """An older message would run in its place; a record that is seen on no node is no record any more."""
-    facts = Facts(dict(RECORD), unheard=True)
-    message = facts.decide(look_up(PENDING))
+    found, rules, facts = look(locks=RECORD, unheard=True)
     with pytest.raises(QuorumUnavailableError):
-        facts.decide(begin(message, RULES))
-    facts = Facts(unheard=True)
-    facts.decide(begin(facts.decide(look_up(PENDING)), RULES))
+        facts.decide(begin(found, rules))
+    found, rules, facts = look(unheard=True)
+    facts.decide(begin(found, rules))
 
     assert list(facts.locks) == ["began:mine"]

@@ -10,7 +10,23 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from tests.unit.celery.outcomes import Shown, Situation, made
+from tests.unit.celery.outcomes import (
+    BOTH,
+    FAILS_THEN,
+    HOLDERS,
+    HOLDS,
+    ONCE,
+    QUEUED,
+    RAISE,
+    RAISES_THEN,
+    RUNS_ANYWAY,
+    SCOPES,
+    SERIAL,
+    SKIP,
+    Shown,
+    Situation,
+    made,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +91,13 @@ class Row(Situation):
 
 calls, rows = partial(made, Call), partial(made, Row)
 
-SKIP, RAISE = {"on_duplicate": "skip"}, {"on_duplicate": "raise"}
-ONCE, QUEUED, SERIAL, BOTH = (
-    {"scope": scope} for scope in ("until_executed", "until_executing", "while_executing", "until_and_while_executing")
-)
-HOLDS = {"hold_for": 60}
-HOLDERS = [
-    {"holder": "waiting", "reason": "queued"},
-    {"holder": "running", "reason": "running"},
-    {"holder": "held", "reason": "held", "options": HOLDS},
-]
 OWN = {"has_slot": True, "rows": "second"}
 CANCELLED = {"does": "CancelledTask", "during": ""}
 UNKNOWN = {"answer": "QuorumUnavailableError", "rows": ""}
 FOREIGN = date(2026, 1, 1)
 REFUSED = Shown("tests/unit/tasks/test_tasks.py", "test_option_that_cannot_work_is_refused_at_once")
-RUNS_ANYWAY = {"on_unavailable": {"run": "run"}}
 ANYWAY = {"options": RUNS_ANYWAY, "nodes": "down"}
-FAILS = {
-    "options": {"on_unavailable": {"run": "fail"}},
-    "nodes": "down",
-    "does": "QuorumUnavailableError",
-    "during": "",
-}
+FAILS = {"options": FAILS_THEN, "nodes": "down", "does": "QuorumUnavailableError", "during": ""}
 WORKERS = partial(Shown, "tests/server/tasks/test_workers.py")
 
 TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
@@ -132,9 +132,7 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
         ],
         "A call of another process waits": [
             *calls(options=[{}, SKIP, RAISE], holder="another transaction", rows="first second"),
-            *calls(
-                UNKNOWN, options={"on_unavailable": {"enqueue": "raise"}}, holder="another transaction", rows="first"
-            ),
+            *calls(UNKNOWN, options=RAISES_THEN, holder="another transaction", rows="first"),
         ],
         "After a rollback, the slot is": [
             *calls(OWN, options=[{}, SKIP, RAISE], holder="rolled back"),
@@ -157,8 +155,8 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
     },
     ("tasks", "Too few nodes answer: on_unavailable"): {
         '`enqueue`: `"publish"` stores the row without': [
-            *calls(options=[ONCE, QUEUED, SERIAL, BOTH, SKIP, RAISE], nodes="down", rows="second"),
-            *calls(UNKNOWN, options={"on_unavailable": {"enqueue": "raise"}}, nodes="down"),
+            *calls(options=[*SCOPES, SKIP, RAISE], nodes="down", rows="second"),
+            *calls(UNKNOWN, options=RAISES_THEN, nodes="down"),
         ],
         '`run`: with `"retry"`, the row waits': [
             *rows(options=[ONCE, SERIAL, BOTH], nodes="away", waited=19),
@@ -186,7 +184,7 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
         "after a killed worker": [WORKERS("test_killed_worker"), WORKERS("test_second_death_fails_the_row")],
         "arguments": [
             *calls(since=FOREIGN, answer="TypeError", rows=""),
-            *rows(options=[ONCE, QUEUED, SERIAL, BOTH], slot="own", body=["returns", ValueError()], during=None),
+            *rows(options=SCOPES, slot="own", body=["returns", ValueError()], during=None),
             *rows({"options": HOLDS}, options=[ONCE, QUEUED, BOTH], during=None, holder="own held", lasts=60),
             *rows(CANCELLED, options=[ONCE, QUEUED, BOTH], before="was cancelled"),
         ],

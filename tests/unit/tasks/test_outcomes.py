@@ -61,7 +61,7 @@ class Stage:
         return f"{'own' if found.id == row.id else 'another'} {found.state}" if found else ""
 
     def has(self, seconds: float) -> None:
-        """Check that the slot is free after so many seconds, and not before."""
+        """Check that the slot is free after that time, in seconds, and not before."""
         self.simulation.advance(seconds - 1.5)
         assert self.task.singleton.is_locked(7)
         self.simulation.advance(3.0)
@@ -78,7 +78,7 @@ def stage(case: Any) -> Iterator[Stage]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("case", parametrized(TABLE, Call))
 def test_call(stage: Stage, case: Call) -> None:
-    """What the caller gets, whether the slot is its row's, and what waits then."""
+    """The answer to the caller, the row that has the slot, and the rows that wait then."""
     outcome: dict[str, Any] = {}
 
     with_holder(stage, lambda: outcome.update(call(stage)))
@@ -150,7 +150,7 @@ def call(stage: Stage) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", parametrized(TABLE, Row))
 def test_row(stage: Stage, case: Row) -> None:
-    """What a worker makes of the row, how long that takes, and who has the slot meanwhile and afterwards."""
+    """What a worker makes of the row, how long that takes, and the holder of the slot meanwhile and afterwards."""
     row, nodes, seen = stage.enqueue("mine"), stage.simulation.nodes, []
     prepare(stage, row)
     stage.body, stage.meanwhile = case.body, lambda: seen.append(stage.holder(row))

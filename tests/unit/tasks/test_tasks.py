@@ -20,7 +20,7 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.db import OperationalError, transaction
-from django.tasks import TaskResultStatus, task_backends
+from django.tasks import task_backends
 from django.tasks.exceptions import TaskResultDoesNotExist
 from django.test import modify_settings, override_settings
 from django.utils import timezone
@@ -29,11 +29,12 @@ from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.engine.manager import owner_here
 from django_redlock.inventory import find_lock
 from django_redlock.keys import task as task_keys
-from django_redlock.singleton import arrival
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.questions import Claim, Free
+from django_redlock.singleton.questions import Claim
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
+from tests.shop.helpers import in_thread
+from tests.unit.celery.slots import set_down
 
 from . import jobs
 
@@ -67,44 +68,157 @@ def settled(result=None):
     return result
 
 
-def test_second_call_joins_the_first():
-    """It has the result of the first, says so, and stores nothing; how the arguments are written does not matter."""
+def run(result):
+    task_backends["default"]._execute_task(result)
+
+
+def test_duplicate(caplog):
+    """It stores nothing; it joins the first, is skipped with a result that says why, or raises an error about it."""
+    caplog.set_level(logging.INFO, logger="django_redlock")
     first, at_once = jobs.keep.enqueue(7), jobs.keep.enqueue(7)  # whose slot does not name it yet
     settled()
     second = jobs.keep.enqueue(shop_id=7, since=None)
-    other = jobs.keep.enqueue(8)
-
-    assert (first.duplicate, first.accepted, first.status) == (False, True, TaskResultStatus.READY)
-    assert (second.id, second.duplicate, second.accepted) == (first.id, True, False)
-    assert (second.reason, second.holder_id) == ("queued", first.id)
-    assert (at_once.id, at_once.duplicate, other.duplicate) == (first.id, True, False)
-    assert [row.id for row in rows()] == [first.id, other.id]
-
-
-def test_duplicate_is_skipped_or_raises():
-    """A skipped one has failed without a row, and its result says why; an error names the row that has the slot."""
-    first = settled(jobs.keep.enqueue(7))
-
     skipped = jobs.keep.using(on_duplicate="skip").enqueue(7)
     with pytest.raises(DuplicateTask) as caught:
         jobs.keep.using(on_duplicate="raise", queue_name="other").enqueue(7)
     with lock(jobs.keep.singleton.key(8)):
         no_row = jobs.keep.enqueue(8)
 
-    assert (skipped.id, skipped.status, skipped.is_finished, skipped.duplicate) == ("", "FAILED", True, True)
+    assert (first.duplicate, first.accepted, first.status, at_once.id) == (False, True, "READY", first.id)
+    assert (second.id, second.duplicate, second.accepted) == (first.id, True, False)
+    assert (second.reason, second.holder_id) == ("queued", first.id)
     assert skipped.errors[0].exception_class is DuplicateTask
+    for result in (skipped, no_row):
+        assert (result.id, result.status, result.is_finished, result.duplicate) == ("", "FAILED", True, True)
     assert (caught.value.holder_id, caught.value.state) == (first.id, "queued")
-    assert (no_row.duplicate, no_row.id, no_row.status) == (True, "", "FAILED")
-    assert len(rows()) == 1
+    assert [row.id for row in rows()] == [first.id]
+    assert {record.event for record in caplog.records if "is a duplicate" in record.message} == {"singleton_duplicate"}
+    with pytest.raises(LockTakenError, match=f"held by task tests.unit.tasks.jobs.keep .queued. {first.id} on "):
+        lock(jobs.keep.singleton.key(7), wait=0).acquire()
 
 
-@pytest.mark.parametrize("error", [TaskResultDoesNotExist(), ImportError("No module named 'shop.old'")])
-def test_slot_of_a_row_that_is_gone_is_taken_over(monkeypatch, error):
-    """A purged queue, and rows of a function that a deploy has moved, do not swallow the calls after them."""
+def test_slot_of_rows_whose_function_has_moved_is_taken_over(monkeypatch):
+    """A deploy that renames a module does not swallow the calls after it."""
     settled(jobs.keep.enqueue(7))
-    monkeypatch.setattr(rows_backend(), "get_result", raising(error))
+    monkeypatch.setattr(rows_backend(), "get_result", raising(ImportError("No module named 'shop.old'")))
 
     assert jobs.keep.enqueue(7).accepted
+
+
+def test_refused_row_leaves_no_slot():
+    """If the backend does not store the row, the slot is free; what no backend stores has no name either."""
+    with pytest.raises(TypeError, match="shop_id"):
+        jobs.keep.enqueue()
+    for refused in (jobs.keep.enqueue, jobs.keep.singleton.key):
+        with pytest.raises(TypeError):
+            refused(7, since=timezone.now())
+
+    assert not jobs.keep.singleton.is_locked(7)
+
+
+def test_key_is_that_of_the_arguments_as_the_worker_gets_them():
+    """JSON knows no numbers as keys, no enums and no bytes; the run would otherwise have another slot than its row."""
+    kind = Enum("Kind", {"LARGE": "large"}, type=str).LARGE
+    result = settled(jobs.measure.enqueue({1: (2, 3)}, kind))
+    result.args[:] = json.loads(json.dumps(result.args))
+
+    run(result)
+
+    assert jobs.ran == [("measure", {"1": [2, 3]}, "large")]
+    assert not jobs.measure.singleton.is_locked({1: (2, 3)}, kind)
+    assert jobs.keep.singleton.key(b"x") == jobs.keep.singleton.key("x")
+    assert jobs.until.singleton.key(7) == "tasks:shops:7"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_cancelled_row_does_not_run():
+    """The thread that stored it can cancel it at once, also in a transaction; it ends as FAILED, and frees its slot."""
+    here = jobs.keep.enqueue(7)
+    assert jobs.keep.singleton.cancel(7) == here.id
+    with transaction.atomic():
+        within = jobs.keep.using(run_after=timezone.now() + timedelta(days=60)).enqueue(8)
+        assert jobs.keep.singleton.cancel(8) == within.id
+    elsewhere = in_thread(lambda: jobs.keep.enqueue(9))
+    assert jobs.keep.singleton.cancel(9) == elsewhere.id  # once its slot names it
+    settled()
+    run(here)
+
+    assert here.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
+    assert jobs.ran == []
+    assert jobs.keep.singleton.cancel(7) is None
+    assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
+    assert find_lock(f"cancelled:{here.id}").remaining > 29 * 86400  # the row may wait for days
+    assert find_lock(f"cancelled:{within.id}").remaining > 89 * 86400  # when it would begin, that is still known
+
+
+def test_cancelling_a_row_too_late(monkeypatch):
+    """A worker is quicker: ``cancel()`` says that no row waits, and withdraws its note."""
+    result, cancel = settled(jobs.keep.enqueue(7)), Singleton._cancel
+    monkeypatch.setattr(Singleton, "_cancel", lambda *about: (run(result), cancel(*about))[1])
+
+    assert jobs.keep.singleton.cancel(7) is None
+    assert jobs.ran == [("keep", 7)]
+    assert find_lock(f"cancelled:{result.id}") is None
+
+
+@pytest.mark.server
+def test_row_that_is_cancelled_while_it_waits_in_its_worker_does_not_run():
+    """A worker that has waited for the slot of the run looks again before it begins."""
+    result = settled(jobs.pair.enqueue(7))
+    with lock(jobs.pair.singleton.key(7)):
+        worker = threading.Thread(target=lambda: run(result))
+        worker.start()
+        wait_until(lambda: find_lock(f"alive:{result.id}"))
+        cancelled = jobs.pair.singleton.cancel(7)
+    worker.join()
+
+    assert (cancelled, result.status, jobs.ran) == (result.id, "FAILED", [])
+    assert not jobs.pair.singleton.is_locked(7)
+
+
+@pytest.mark.parametrize("scope", ["until_and_while_executing", "while_executing"])
+def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
+    """It does not wait for its own slot, which the new scope would have under another name."""
+    result = settled(jobs.keep.enqueue(7))
+    function = jobs.keep.func.singleton_function
+    monkeypatch.setattr(function, "singleton_options", replace(function.singleton_options, scope=scope))
+
+    run(result)
+
+    assert jobs.ran == [("keep", 7)]
+    assert not jobs.keep.singleton.is_locked(7)
+
+
+def test_what_people_read():
+    """``explain()`` and commands know these tasks by the path of their function; Celery's workers hear nothing."""
+    out = StringIO()
+    with pytest.raises(CommandError, match="The slot is free"):
+        call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
+    first = settled(jobs.keep.enqueue(7))
+
+    text = jobs.keep.singleton.explain(7)
+    name, err = jobs.keep.singleton.key(7), StringIO()
+    call_command("redlock_release", name, "--no-input", "--revoke-task", stderr=err, stdout=err)
+
+    assert "A call now would take the slot and be stored." in out.getvalue()
+    assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
+    assert f"store nothing, and return the result of task {first.id}, if that row is still there." in text
+    assert "not held by a Celery task" in err.getvalue()
+    assert "told the workers" not in err.getvalue()
+
+
+def test_nodes_that_go_away(caplog, monkeypatch):
+    """A call is stored without a slot, which is logged, also if they go away while it looks for the row."""
+    settled(jobs.keep.enqueue(7))
+
+    def slow(task_id):
+        set_down(locks["default"].nodes)
+        raise TaskResultDoesNotExist(task_id)
+
+    monkeypatch.setattr(rows_backend(), "get_result", slow)
+
+    assert [jobs.keep.enqueue(7).accepted, jobs.keep.enqueue(7).accepted] == [True, True]
+    assert "enqueued without a slot" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)
@@ -141,30 +255,6 @@ def test_call_that_is_too_late_for_the_slot_of_a_row_that_is_gone(monkeypatch):
     assert (late.duplicate, late.id) == (True, others[0].id)
 
 
-def test_nodes_that_go_away_while_a_call_looks_for_the_row(monkeypatch):
-    """That call is stored without a slot, like any other whose nodes are away."""
-    settled(jobs.keep.enqueue(7))
-
-    def slow(task_id):
-        for node in locks["default"].nodes:
-            monkeypatch.setattr(node, "down", True)
-        raise TaskResultDoesNotExist(task_id)
-
-    monkeypatch.setattr(rows_backend(), "get_result", slow)
-
-    assert jobs.keep.enqueue(7).accepted
-
-
-def test_refused_row_leaves_no_slot():
-    """If the backend does not store the row, the slot is free."""
-    with pytest.raises(TypeError):
-        jobs.keep.enqueue(7, since=timezone.now())
-    with pytest.raises(TypeError, match="shop_id"):
-        jobs.keep.enqueue()
-
-    assert not jobs.keep.singleton.is_locked(7)
-
-
 def test_slot_lasts_until_the_delayed_row_has_begun(monkeypatch):
     """``queue_ttl`` counts from ``run_after``, which may have a time zone whatever the project uses."""
     hour = timezone.now() + timedelta(hours=1)
@@ -177,17 +267,6 @@ def test_slot_lasts_until_the_delayed_row_has_begun(monkeypatch):
 
     assert all(4100 < jobs.keep.singleton.holder(shop).ttl <= 4200 for shop in (7, 9, 10))
     assert 50 < jobs.keep.singleton.holder(8).ttl <= 60
-
-
-def test_run_has_its_slot_and_frees_it_before_the_result():
-    """The body has a lease; afterwards the slot stays taken for ``hold_for``, by the row whose run has ended."""
-    first = jobs.report.enqueue("today")
-
-    assert (first.status, first.return_value, jobs.ran) == ("SUCCESSFUL", "today", [("report", "today", True)])
-    assert (jobs.report.singleton.holder("today").id, jobs.report.singleton.holder("today").state) == (first.id, "held")
-    throttled = jobs.report.enqueue("today")
-    assert (throttled.duplicate, throttled.id, throttled.reason) == (True, first.id, "held")
-    assert len(jobs.ran) == 1
 
 
 def test_run_knows_its_slot():
@@ -210,18 +289,6 @@ def test_run_that_would_wait_for_itself_fails():
     assert jobs.ran == [("again", 1)]
 
 
-def test_only_what_waits_has_a_slot():
-    """With ``until_executing``, the slot is free when the run begins. A function makes the key."""
-    result = settled(jobs.until.enqueue(7))
-    assert jobs.until.singleton.key(7) == "tasks:shops:7"
-    assert jobs.until.singleton.holder(7).id == result.id
-
-    task_backends["default"]._execute_task(result)
-
-    assert jobs.ran == [("until", 7, None)]
-    assert not jobs.until.singleton.is_locked(7)
-
-
 @pytest.mark.django_db(transaction=True)
 def test_release_of_a_slot_that_names_no_row_yet():
     """Before the commit it frees the slot as later, for good; it leaves the lock of something else alone."""
@@ -234,21 +301,6 @@ def test_release_of_a_slot_that_names_no_row_yet():
     assert not jobs.keep.singleton.is_locked(7)
     with lock(jobs.keep.singleton.key(7)):
         assert jobs.keep.singleton.release(7) == "taken"
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("scope", ["until_and_while_executing", "while_executing"])
-def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
-    """It does not wait for its own slot, which the new scope would have under another name."""
-    result = settled(jobs.keep.enqueue(7))
-    function = jobs.keep.func.singleton_function
-    monkeypatch.setattr(function, "singleton_options", replace(function.singleton_options, scope=scope))
-    worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result), daemon=True)
-    worker.start()
-    worker.join(10)
-
-    assert jobs.ran == [("keep", 7)]
-    assert not jobs.keep.singleton.is_locked(7)
 
 
 @pytest.mark.server
@@ -272,34 +324,6 @@ def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
     wait_until(lambda: not jobs.slow.singleton.is_locked(1))
 
 
-def test_call_without_nodes_is_logged(caplog, monkeypatch):
-    """A call that is stored without a slot, because too few nodes answer, is reported."""
-    for node in locks["default"].nodes:
-        monkeypatch.setattr(node, "down", True)
-
-    assert jobs.keep.enqueue(7).accepted
-    assert "enqueued without a slot" in caplog.text
-
-
-@pytest.mark.django_db(transaction=True)
-def test_row_that_was_just_stored_can_be_cancelled():
-    """The thread that stored it knows it, also in a transaction; others wait until its slot names it."""
-    here = jobs.keep.enqueue(7)
-    assert jobs.keep.singleton.cancel(7) == here.id
-    with transaction.atomic():
-        within = jobs.keep.using(run_after=timezone.now() + timedelta(days=60)).enqueue(8)
-        assert jobs.keep.singleton.cancel(8) == within.id
-    stored = []
-    elsewhere = threading.Thread(target=lambda: stored.append(jobs.keep.enqueue(9).id))
-    elsewhere.start()
-    elsewhere.join()
-    assert jobs.keep.singleton.cancel(9) == stored[0]
-    settled()
-
-    assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
-    assert find_lock(f"cancelled:{within.id}").remaining > 89 * 86400  # when it would begin, that is still known
-
-
 def test_claim_that_names_no_row_cannot_be_cancelled():
     """Its caller may have died before it stored the row, or be in a transaction: nobody knows which row it would be."""
     ticket = jobs.keep.func.singleton_function.singleton_ticket("", (7,), {}, "a" * 32)
@@ -307,139 +331,6 @@ def test_claim_that_names_no_row_cannot_be_cancelled():
 
     with pytest.raises(QuorumUnavailableError, match="may not have been sent"):
         jobs.keep.singleton.cancel(7)
-
-
-def test_cancelled_row_does_not_run():
-    """It ends as FAILED when a worker gets it; the slot is free at once."""
-    result = settled(jobs.keep.enqueue(7))
-
-    assert jobs.keep.singleton.cancel(7) == result.id
-    assert not jobs.keep.singleton.is_locked(7)
-    assert jobs.keep.singleton.cancel(7) is None
-    assert find_lock(f"cancelled:{result.id}").remaining > 29 * 86400  # the row may wait for days
-    task_backends["default"]._execute_task(result)
-    assert result.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
-    assert jobs.ran == []
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("task", ["keep", "pair", "until"])
-@pytest.mark.parametrize(
-    ("first", "runs"), [("cancel", False), ("worker", True), ("note", False), ("withdrawal", True)]
-)
-def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
-    """Either it does not run, or ``cancel()`` says that no row waits, whatever the worker and the caller do first."""
-    task, result = getattr(jobs, task), settled(getattr(jobs, task).enqueue(7))
-    worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
-    looked, noted, found, over = (threading.Event() for _ in range(4))
-    look, withdrawn = arrival._waiting_rows, arrival._is_withdrawn
-    cancel, free = Singleton._cancel, Nodes.answers[Free]
-
-    def slow_look(row, begun=False):
-        seen = yield from look(row, begun)
-        if not begun:
-            looked.set()
-            {"cancel": over, "note": noted, "withdrawal": noted}.get(first, looked).wait(60)
-        return seen
-
-    def slow_withdrawn(ticket, note):
-        found.set()
-        if first == "withdrawal":
-            over.wait(60)
-        return (yield from withdrawn(ticket, note))
-
-    def slow_cancel(self, *args):
-        worker.start()
-        looked.wait(60)
-        if first == "worker":
-            worker.join(60)
-        return cancel(self, *args)
-
-    def slow_free(*args):
-        noted.set()
-        if first == "note":
-            worker.join(60)
-        elif first == "withdrawal":
-            found.wait(60)
-        return free(*args)
-
-    for owner, name, slow in (
-        (arrival, "_waiting_rows", slow_look),
-        (arrival, "_is_withdrawn", slow_withdrawn),
-        (Singleton, "_cancel", slow_cancel),
-    ):
-        monkeypatch.setattr(owner, name, slow)
-    monkeypatch.setitem(Nodes.answers, Free, slow_free)  # of the caller, and not of the run
-    cancelled = task.singleton.cancel(7)
-    over.set()
-    worker.join(60)
-
-    assert (cancelled, len(jobs.ran)) == ((None, 1) if runs else (result.id, 0))
-    assert not task.singleton.is_locked(7)
-
-
-@pytest.mark.server
-def test_row_that_is_cancelled_while_it_waits_in_its_worker_does_not_run():
-    """A worker that has waited for the slot of the run looks again before it begins."""
-    result = settled(jobs.pair.enqueue(7))
-    with lock(jobs.pair.singleton.key(7)):
-        worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
-        worker.start()
-        wait_until(lambda: find_lock(f"alive:{result.id}"))
-        cancelled = jobs.pair.singleton.cancel(7)
-    worker.join()
-
-    assert cancelled == result.id
-    assert result.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
-    assert jobs.ran == []
-    assert not jobs.pair.singleton.is_locked(7)
-
-
-def test_celery_is_not_told_to_revoke_a_row():
-    """Its workers do not know the row, so the command says that no task of Celery's holds the lock."""
-    err = StringIO()
-    settled(jobs.keep.enqueue(7))
-
-    call_command("redlock_release", jobs.keep.singleton.key(7), "--no-input", "--revoke-task", stderr=err, stdout=err)
-
-    assert "not held by a Celery task" in err.getvalue()
-    assert "told the workers" not in err.getvalue()
-
-
-def test_explanation_says_what_a_call_would_do():
-    """``explain()`` and ``redlock_inspect --task`` know these tasks by the path of their function."""
-    out = StringIO()
-    with pytest.raises(CommandError, match="The slot is free"):
-        call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
-    first = settled(jobs.keep.enqueue(7))
-
-    text = jobs.keep.singleton.explain(7)
-
-    assert "A call now would take the slot and be stored." in out.getvalue()
-    assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
-    assert f"store nothing, and return the result of task {first.id}, if that row is still there." in text
-
-
-def test_key_is_that_of_the_arguments_as_they_are_stored():
-    """The name of a slot can be asked for before a call; what no backend stores has no name either."""
-    assert jobs.keep.singleton.key(b"x") == jobs.keep.singleton.key("x")
-    with pytest.raises(TypeError):
-        jobs.keep.singleton.key(timezone.now())
-
-
-class Kind(str, Enum):  # noqa: UP042
-    LARGE = "large"
-
-
-def test_template_sees_the_arguments_as_the_worker_gets_them():
-    """JSON knows neither numbers as keys nor enums; the run would otherwise have another slot than its row."""
-    result = settled(jobs.measure.enqueue({1: (2, 3)}, Kind.LARGE))
-    result.args[:] = json.loads(json.dumps(result.args))
-
-    task_backends["default"]._execute_task(result)
-
-    assert jobs.ran == [("measure", {"1": [2, 3]}, "large")]
-    assert not jobs.measure.singleton.is_locked({1: (2, 3)}, Kind.LARGE)
 
 
 def test_default_that_json_does_not_have(monkeypatch):
@@ -549,14 +440,3 @@ def test_lease_that_the_settings_do_not_allow():
             call_command("check")
 
     assert rows() == []
-
-
-def test_slot_is_that_of_a_task_for_people(caplog):
-    """The error about the lock, and the log, name the task and the row."""
-    caplog.set_level(logging.INFO, logger="django_redlock")
-    first = settled(jobs.keep.enqueue(7))
-    jobs.keep.enqueue(7)
-
-    with pytest.raises(LockTakenError, match=f"held by task tests.unit.tasks.jobs.keep .queued. {first.id} on "):
-        lock(jobs.keep.singleton.key(7), wait=0).acquire()
-    assert [record.event for record in caplog.records if "is a duplicate" in record.message] == ["singleton_duplicate"]
