@@ -10,7 +10,8 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?://|#)([^)]+)\)")
+LINK = re.compile(r"\[([^]]*)\]\((?!https?://|#)([^)]+)\)")
+PICTURE = re.compile(r'\b(src|srcset)="(?!https?://)([^"]+)"')
 
 
 class RepositoryHook(MetadataHookInterface):
@@ -23,10 +24,9 @@ class RepositoryHook(MetadataHookInterface):
         (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)
         # The files of this release: a later one may move them. A picture is wanted itself, not the page that shows it.
         pages, files = f"{repository}/blob/v{version}", f"{repository}/raw/v{version}"
-        text = LINK.sub(
-            lambda link: f"{link[1]}[{link[2]}]({files if link[1] else pages}/{link[3]})",
-            (root / "README.md").read_text(encoding="utf-8"),
-        )
+        text = (root / "README.md").read_text(encoding="utf-8")
+        text = LINK.sub(lambda link: f"[{link[1]}]({pages}/{link[2]})", text)
+        text = PICTURE.sub(lambda picture: f'{picture[1]}="{files}/{picture[2]}"', text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {
             "Homepage": repository,

@@ -66,6 +66,7 @@ class LockTakenError(_AttemptError):
             permits, ``label`` is their limit, such as ``limit=3``.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
         agreed: Whether a quorum of the nodes names this holder; otherwise several holders or waiters are in the way.
+        ahead: How many others in the queue come before this caller; None if it is in no queue.
     """
 
     def __init__(
@@ -78,13 +79,15 @@ class LockTakenError(_AttemptError):
         holder: Mapping[str, Any] | None = None,
         queued: bool = False,
         agreed: bool = True,
+        ahead: int | None = None,
     ) -> None:
         super().__init__(name, waited, attempts, nodes)
         self.retry_after = retry_after
         self.holder = dict(holder or {})
         self.queued = queued
         self.agreed = agreed
-        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued, agreed)
+        self.ahead = ahead
+        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued, agreed, ahead)
 
     def _text(self) -> str:
         if self.queued:

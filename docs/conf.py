@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True  # a reference that leads nowhere is a warning, and the build turns warnings into errors
@@ -50,9 +51,34 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"django_redlock {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/mark.svg"
+# In light and in dark: what the theme takes for its own parts, and what the drawings are made of.
+COLOURS = {
+    "color-brand-primary": ("#b42318", "#ff8f80"),
+    "color-brand-content": ("#0a58ca", "#7db4ff"),
+    "color-sidebar-link-text": ("var(--color-foreground-primary)",) * 2,
+    "color-sidebar-link-text--top-level": ("var(--color-foreground-primary)",) * 2,
+    "drawing-ink": ("#1f2328", "#e6edf3"),
+    "drawing-grey": ("#59636e", "#a3adb8"),
+    "drawing-line": ("#8c959f", "#6e7681"),
+    "drawing-panel": ("#f3f5f7", "#1e2126"),
+    "drawing-blue": ("#0b57b0", "#79b8ff"),
+    "drawing-blue-fill": ("#dbe9fb", "#112f52"),
+    "drawing-green": ("#1a7f37", "#56d36f"),
+    "drawing-green-fill": ("#d3f0da", "#12381d"),
+    "drawing-amber": ("#9a6700", "#e3b341"),
+    "drawing-amber-fill": ("#fbefc6", "#3d2f0c"),
+    "drawing-red": ("#c1121f", "#ff7b7b"),
+    "drawing-red-fill": ("#fbdcdc", "#4a1a1c"),
+}
+html_theme_options = {
+    "light_css_variables": {name: light for name, (light, _) in COLOURS.items()},
+    "dark_css_variables": {name: dark for name, (_, dark) in COLOURS.items()},
+}
 
 # The models and the decorators of the reference are imported, which needs settings but no server.
 settings.configure(
@@ -66,6 +92,9 @@ django.setup()
 # no network and gives the same result everywhere.
 NAMES = Path(__file__).parent / "external-names.txt"
 INTERNAL = re.compile(r"(django_redlock\.[\w.]+|[A-Z])")  # ... and a type variable
+GROUP = re.compile(
+    r"(<p class=.caption.*?<span[^>]*>)([^<]+)(</span></p>)\s*(<ul.*?)(?=<p class=.caption|$)", re.DOTALL
+)
 NOT_RUN = re.compile(r"^<!-- not run[^:]*: (.+?)\.? -->\n+```", re.MULTILINE)
 
 
@@ -121,6 +150,23 @@ def show_reasons(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = NOT_RUN.sub(lambda match: f"*Not run with this page: {match[1]}.*\n\n```", source[0])
 
 
+def fold_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Let groups of the sidebar fold: a toctree with the caption *How-to: Locks* is the group *Locks* of *How-to*."""
+    last = ""
+
+    def fold(group: re.Match[str]) -> str:
+        nonlocal last
+        before, names, after, pages = group.groups()
+        caption, _, name = names.partition(": ")
+        heading = "" if caption == last else f"{before}{caption}{after}"
+        last = caption
+        unfolded = " open" if "current-page" in pages else ""
+        return heading + (f"<details{unfolded}><summary>{name}</summary>{pages}</details>" if name else pages)
+
+    context["furo_navigation_tree"] = GROUP.sub(fold, context.get("furo_navigation_tree", ""))
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", fold_groups, priority=900)  # after the theme has made the tree
     app.connect("source-read", show_reasons)
     app.connect("missing-reference", public_name)

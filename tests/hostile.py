@@ -23,12 +23,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 STAGES = ("auth", "greeting", "script", "survey", "subscription")
-ALL = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
+# Other sizes and pieces are those of tests/unit/consensus/test_bounded.py.
+OF_STORES = ("nested", "lines", "slow", "types", "control")
 FORMS = {
     "redis": ("lines", "pieces", "slow", "control"),
-    "rediss": ("lines", "slow", "handshake"),
-    "etcd": ALL,
-    "zookeeper": ALL[:1] + ALL[2:],  # a line is a frame that is too large, as "bulk" is
+    "rediss": ("lines", "handshake"),
+    "etcd": OF_STORES,
+    "zookeeper": OF_STORES,
 }
 LOUD = "\x1b[31;1m\x07\x00evil\r\n\x9b2J\u202e\x85second line"
 MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 kB
@@ -139,14 +140,8 @@ def in_etcd(stage: str, form: str) -> Attack:
         case "nested":
             body = chain([b'{"header":{},"kvs":[['], islice(repeat(b"[],{}," * 8_000), 40), [b"1]]}"])
             return chain([CHUNKED], (b"%x\r\n%s\r\n" % (len(piece), piece) for piece in body), [b"0\r\n\r\n"])
-        case "line":
-            return chain([OK, b"X: "], endless(b"x"))
         case "lines":
             return chain([b"HTTP/1.1 100 Continue\r\n\r\n" * 50] * 50, [OK], endless(b"X-Y: z\r\n"))
-        case "bulk":
-            return chain([OK + b"Content-Length: 60000000\r\n\r\n"], endless(b'"'))
-        case "pieces":
-            return chain([CHUNKED], endless(b"1\r\n1\r\n"))
         case "slow":
             return (byte.to_bytes() for byte in CHUNKED + b'40\r\n{"header":' + b" " * 100)
         case "types":
@@ -187,10 +182,6 @@ def in_zookeeper(stage: str, form: str, xid: int = 0, op: int = 0) -> Attack:
             return iter([frame(head + (struct.pack(">i?i", 13, False, 0) + struct.pack(">i", -1)) * 140_000)])
         case "lines":  # events that nobody asked for
             return endless(frame(struct.pack(">iqi", -1, 1, 0) + struct.pack(">ii", 3, 3) + field(b"/a")))
-        case "bulk":
-            return chain([struct.pack(">i", 60_000_000), head, struct.pack(">i", 59_000_000)], endless(b"x"))
-        case "pieces":
-            return chain([struct.pack(">i", 900_000)], repeat(b"xy", 450_000))
         case "slow":
             return (byte.to_bytes() for byte in frame(head + b"x" * 100))
         case "types":

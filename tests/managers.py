@@ -333,19 +333,6 @@ def opened(request: pytest.FixtureRequest, kind: str) -> Opened:
     return nodes_at(empty_tables(request, kind).urls)
 
 
-@pytest.fixture(params=KINDS)
-def manager(request: pytest.FixtureRequest) -> Manager:
-    """Make managers over nodes of each kind."""
-    open_some = opened(request, request.param)
-
-    def make(count: int = 5, **options: Any) -> LockManager:
-        manager = manager_over(open_some(count), **options)
-        connect(manager)
-        return manager
-
-    return make
-
-
 class Blocking:
     """The blocking flavour, callable from a test that is a coroutine."""
 
@@ -414,12 +401,6 @@ async def flavour(request: pytest.FixtureRequest) -> AsyncIterator[Flavour]:
     yield one
     for manager in made:
         await one.close(manager)
-
-
-@pytest.fixture
-def make(manager: Manager, flavour: Flavour) -> Manager:
-    """Make managers of each kind, which are closed in the flavour of the test."""
-    return manager
 
 
 class Virtual:

@@ -19,6 +19,9 @@ import pytest
 TIERS = ("unit", "server", "service", "browser", "container", "endurance")
 HERE = Path(__file__).parent
 
+LONG = ("test_tutorial.py", "test_views_unchanged.py", "test_workers.py")
+"""Files with tests that take half a minute each: one that began last would leave the other processes without work."""
+
 SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper")
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {
@@ -60,8 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def place_in_the_run(item: pytest.Item) -> int:
-    """Return 0 for groups of the latest tier: the longest begin first, or one process would be left alone with them."""
+    """Return 0 for what takes longest, and then 1 for groups of the latest tier: the longest begin first."""
     grouped = item.get_closest_marker("xdist_group") is not None
+    if item.path.name in LONG:
+        return 0
     return len(TIERS) - TIERS.index(tier_of(item, needs_of(item))) if grouped else len(TIERS) + 1
 
 

@@ -250,7 +250,7 @@ class Sender(Nodes):
     def _report(self, call: Call, holder: Holder, effect: str) -> None:
         """Report that the call is a duplicate, and what happens to it."""
         # hold_for is there to stop the ticks of a second beat: nobody needs a line about each.
-        expected = call.quiet and time() - holder.since < self.rules.hold_for
+        expected = call.quiet and time() - holder.since < call.rules.of_message(call.ticket.own).minimum
         event = DUPLICATE._replace(level=logging.DEBUG) if expected else DUPLICATE
         report_holder(self.task, event, call.ticket, holder, self.rules.on_duplicate, f"this call {effect}")
 

@@ -15,9 +15,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
-from functools import cache, cached_property, wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from types import GenericAlias
+from functools import cache, cached_property, partial, wraps
+from inspect import BoundArguments, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
@@ -61,6 +61,7 @@ CELERY_ONLY = {
     *("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key"),
 }
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
+NO_CHOICE: Mapping[str, Any] = MappingProxyType({})
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 
@@ -77,7 +78,8 @@ def singleton_task(
     on_duplicate: OnDuplicate = ...,
     on_overlap: OnOverlap = ...,
     wait_for: float | None = ...,
-    hold_for: float = ...,
+    hold_for: float | Callable[[BoundArguments], float] = ...,
+    limit: int | Callable[[BoundArguments], int] = ...,
     lease: float = ...,
     max_hold: float | None = ...,
     queue_ttl: float = ...,
@@ -99,7 +101,8 @@ def singleton_task(
     on_duplicate: OnDuplicate = ...,
     on_overlap: OnOverlap = ...,
     wait_for: float | None = ...,
-    hold_for: float = ...,
+    hold_for: float | Callable[[BoundArguments], float] = ...,
+    limit: int | Callable[[BoundArguments], int] = ...,
     lease: float = ...,
     max_hold: float | None = ...,
     queue_ttl: float = ...,
@@ -235,32 +238,50 @@ class SingletonTask(BaseTask[P, R]):
         return TaskKey(options.key, signature, self.name, options.group, options.version)
 
     def singleton_ticket(
-        self, task_id: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
+        self,
+        task_id: str | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        secret: str = "",
+        chosen: Mapping[str, Any] = NO_CHOICE,
     ) -> Ticket:
         """
-        Return the ticket of a call: the information about the slot that its message carries; None draws a fresh id.
+        Return the ticket of a call: the information about the slot that its message carries.
+
+        Args:
+            task_id: The id of the task; None draws a fresh one.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            secret: The secret of the message.
+            chosen: The options of the call itself.
 
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
-        own = self._own_name(task_id, args, kwargs) if task_id else ""  # only a message with a known id continues a run
-        name = own or self.singleton_key.lock_name(args, kwargs)
-        return Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
+        own = self._continued(task_id, args, kwargs) if task_id else None  # only a known id continues a run
+        name = own.name if own else self.singleton_key.lock_name(args, kwargs)
+        ticket = Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
+        if own:
+            ticket.limit, ticket.own = own.limit, own.own
+        elif options.depends or chosen:
+            bound = partial(self.singleton_key.bound, args, kwargs)
+            ticket.limit, ticket.own = options.limit_of(bound), options.own_of(chosen, bound)
+        return ticket
 
-    def _own_name(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def _continued(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ticket | None:
         """
-        Return the name of the slot of the run in progress if a message continues it with the same arguments, else "".
+        Return the ticket of the run in progress, if a message continues it with the same arguments.
 
         The body may have changed a list or a dict among them since. Its call is still the one that was made.
         """
         request = self.request
         if task_id != request.id or not (run := getattr(request, EXECUTION, None)):
-            return ""
+            return None
         own_args, own_kwargs = request.args or (), request.kwargs or {}
         same = len(args) == len(own_args) and kwargs.keys() == own_kwargs.keys()
         same = same and all(given is own for given, own in zip(args, own_args, strict=True))
-        return run.ticket.name if same and all(kwargs[name] is own_kwargs[name] for name in kwargs) else ""
+        return run.ticket if same and all(kwargs[name] is own_kwargs[name] for name in kwargs) else None
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages, of the class that the project's own task class has."""
@@ -296,7 +317,7 @@ class SingletonTask(BaseTask[P, R]):
 
         Args:
             singleton: False sends and runs this call without a slot, even if one is held. A dict has options for this
-                call: ``on_duplicate``, ``queue_ttl``.
+                call: ``on_duplicate``, ``queue_ttl``, ``hold_for``, ``wait_for``.
 
         Returns:
             A :class:`~django_redlock.celery.SingletonResult`.
@@ -318,7 +339,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret())
+        ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret(), singleton or {})
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 

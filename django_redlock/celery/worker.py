@@ -19,6 +19,7 @@ from celery.exceptions import (
     WorkerShutdown,
     WorkerTerminate,
 )
+from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import EncodeError
 
 from ..core.protocol import EndReason
@@ -127,7 +128,8 @@ class Arrival(Nodes):
         # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
         shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         try:
-            again = task.signature_from_request(request, countdown=question.pause, retries=request.retries, **shown)
+            pause = deliverable(task.app, question.pause)
+            again = task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
             # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is
             # away.
             headers = {**(again.options.get("headers") or {}), "ignore_result": result_ignored(task)}
@@ -205,7 +207,8 @@ def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Ar
         ticket: Its ticket.
         carried: Whether the message carried that.
     """
-    received, secret, rules = request.get(RECEIVED_HEADER), request.get(RUN_HEADER), task.singleton_options
+    received, secret = request.get(RECEIVED_HEADER), request.get(RUN_HEADER)
+    rules = task.singleton_options.of_message(ticket.own)
     message = Message(
         ticket,
         rules,
@@ -222,9 +225,7 @@ def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Ar
         steady() - received if isinstance(received, float) else 0.0,
         error=task.singleton_error,
     )
-    found = Arrival(task, request, message)
-    message.luck = found.manager.runtime.random()
-    return found
+    return Arrival(task, request, message)
 
 
 def ticket_of(request: Any) -> Ticket | None:
@@ -251,7 +252,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` is not to run anyway.
     """
     ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
-    message = Message(ticket, task.singleton_options, inline=True, error=task.singleton_error)
+    rules = task.singleton_options.of_message(ticket.own)
+    message = Message(ticket, rules, inline=True, error=task.singleton_error)
     nodes = Arrival(task, task.request, message)
     verdict = nodes.run(enter(message))
     if isinstance(verdict, Fail):
@@ -272,6 +274,14 @@ def end_run(task: Any, run: Execution) -> Any:
 def nodes_of(task: Any, using: str) -> Nodes:
     """Return what answers the questions about the slots of a task."""
     return Nodes(using, task.name, task.singleton_options.times)
+
+
+def deliverable(app: Any, pause: float) -> float:
+    """Return a pause that the broker can keep: Celery fails with less than a second if RabbitMQ delays messages."""
+    if pause >= 1.0:
+        return pause
+    transport = app.producer_pool.connections.connection.transport.driver_type
+    return 1.0 if detect_quorum_queues(app, transport)[0] else pause
 
 
 def result_ignored(task: Any) -> bool:

@@ -143,7 +143,7 @@ class Acquisition:
             over = self._is_over(verdict)
             # A waiter that cannot win leaves the queues that it reaches: as the first one there, it would keep out
             # everybody who can.
-            yield from self._withdraw(leaving=over or verdict.cut_off)
+            yield from self._withdraw(leaving=(over and not self.wanted.place) or verdict.cut_off)
             if over:
                 return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts, self._lasted)
             self._attempt.at = yield self._pause(verdict)
@@ -205,6 +205,8 @@ class Acquisition:
             # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
             # pauses that get shorter as its turn comes nearer.
             seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
+            if self.wanted.place:  # its name is not one that nodes notify this process of
+                notified = seconds
         else:
             # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings. The
             # pause is from the shortest to three times the previous one, at most ten times the shortest.

@@ -221,6 +221,8 @@ class Attempt:
             waiter=self._waiter,
             stamp=stamp,
         )
+        if wanted.place:
+            request = request._replace(stamp=wanted.place.stamp, away=wanted.place.away)
         if self._queue:
             request = request._replace(queue=self._queue, common=common_value(wanted.limit))
         if wanted.shared or wanted.barge:

@@ -164,7 +164,8 @@ class Owner(NamedTuple):
         extensions: How often the lease was extended.
         state: The state of a singleton's slot that no run has: ``claimed``, ``queued`` or ``held``. For a lock that
             only records something, ``note``, or ``goes on`` if another message continues the work. Else empty.
-        call: Number and arguments of a call that comes after the present one; see ``singleton/pending.py``.
+        call: What a singleton tells others of its key: ``singleton/pending.py`` about a call that comes after the
+            present one, ``singleton/line.py`` about a run.
     """
 
     host: str = ""

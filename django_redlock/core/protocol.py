@@ -28,7 +28,7 @@ PERMITS = "limit-"
 """What the word in place of a secret begins with, in the key of a lock with several permits; the limit follows."""
 
 ENROLMENT = 3.0
-"""Seconds for which a node keeps a waiter in its queue without a request; a waiter asks at least once a second."""
+"""Seconds for which a node keeps a caller that waits in its queue; such a caller asks at least once a second."""
 
 QUEUE_CAP = 1000
 """The most waiters in the queue of a name; a waiter that finds it full waits without a position."""
@@ -93,6 +93,8 @@ class Acquire(NamedTuple):
         queue: For a permit, the slug of its lock, whose queue counts instead of the permit's own.
         common: For a permit, the value that it stores under *queue*, beside the other permits with the same limit.
             Whoever holds that name in another way keeps the permit out, and is kept out by it.
+        away: Seconds for which the waiter keeps its place in the queue although nobody asks again, because it goes
+            away; 0.0 if its caller stays and asks.
     """
 
     slugs: tuple[str, ...]
@@ -110,11 +112,12 @@ class Acquire(NamedTuple):
     queue: str = ""
     strict: bool = False
     common: str = ""
+    away: float = 0.0
 
     @property
     def passing(self) -> bool:
-        """Whether a waiter leaves the queue when it is granted the lock, so that the next one may hold it as well."""
-        return self.shared or bool(self.queue)
+        """Whether a waiter leaves the queue when it is granted the lock, because others may hold it, or it was away."""
+        return self.shared or bool(self.queue) or self.away > 0
 
 
 class Raise(NamedTuple):

@@ -302,6 +302,21 @@ def check_wait(wait: Waits) -> Waits:
     return wait
 
 
+class Place(NamedTuple):
+    """
+    The place in the queue of somebody who goes away and comes back, such as the message of a task.
+
+    Args:
+        waiter: The name in the queue.
+        stamp: When it joined, in microseconds since the epoch; the queue is ordered by it.
+        away: Seconds for which the nodes keep the place if the lock is taken.
+    """
+
+    waiter: str
+    stamp: int
+    away: float
+
+
 class Wanted(NamedTuple):
     """
     The lock that a caller wants, and how the caller wants to hold it.
@@ -324,6 +339,7 @@ class Wanted(NamedTuple):
         max_hold: Longest time that renewal keeps the lock, in seconds; None takes it from the options of the alias.
         sends: Whether the end of its block sends the release without waiting for the replies.
         once: Whether the names are not used again after this hold. Then nodes remember the fencing token for one ttl.
+        place: The place in the queue that is kept if the lock is taken; None leaves the queue.
     """
 
     names: tuple[str, ...]
@@ -341,9 +357,12 @@ class Wanted(NamedTuple):
     strict: bool = False
     sends: bool = False
     once: bool = False
+    place: Place | None = None
 
     @classmethod
-    def left_alone(cls, name: str, owner: Owner, secret: str, *, adopt: str = "", strict: bool = False) -> "Wanted":
+    def left_alone(
+        cls, name: str, owner: Owner, secret: str, *, adopt: str = "", strict: bool = False, limit: int = 1
+    ) -> "Wanted":
         """
         Return one attempt at a lock that nobody renews or watches: the caller takes it and goes away.
 
@@ -355,7 +374,7 @@ class Wanted(NamedTuple):
             ValueError: The name or the ttl cannot work.
         """
         names, ttl = check_names(name), seconds("ttl", owner.ttl)
-        return cls(names, ttl, 0, owner, secret, adopt, detached=True, strict=strict, once=owner.is_note)
+        return cls(names, ttl, 0, owner, secret, adopt, True, limit, strict=strict, once=owner.is_note)
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

@@ -225,6 +225,16 @@ class Verdict:
         """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
         return max([reply.position for reply in self.replies.values()], default=-1)
 
+    @property
+    def ahead(self) -> int | None:
+        """
+        How many waiters come before this one; None if it is in no queue.
+
+        The queue of a single node counts for nothing: it may still have a waiter that has the lock now.
+        """
+        positions = sorted([reply.position for reply in self.replies.values() if reply.position >= 0])
+        return positions[min(self.rules.needed, len(positions)) - 1] if positions else None
+
     # Whether anybody can tell
 
     @property

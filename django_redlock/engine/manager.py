@@ -20,7 +20,7 @@ from ..core.hold import BATCH, batches
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
 from ..core.protocol import ANSWERS, Outcome, Release, Reply, Term
 from ..core.round import Round, SurveyOptions
-from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
+from ..core.rules import MIN_TTL, UNSET, Place, ReleaseMode, Rules, Wanted, seconds
 from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
@@ -30,6 +30,7 @@ from .confirmations import Confirmations
 from .driver import Driver, LoopSide
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
+from .notifications import Waiters
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
 from .reentrancy import remember
 from .watchdog import NEVER, REAL, Runtime
@@ -146,6 +147,7 @@ class LockManager:
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
+        place: Place | None = None,
         **options: Unpack[LockOptions],
     ) -> Lock:
         """
@@ -162,10 +164,11 @@ class LockManager:
             detached: Whether the lock is neither renewed nor watched: it may last longer than ``max_ttl``, and its loss
                 is not reported. This is for a lock that another process takes over with ``adopt``, and whose loss does
                 no harm.
+            place: The place in the queue that is kept if the lock is taken.
             **options: Those of :meth:`lock`.
         """
         planned = plan(name, options)
-        described = self._describe(planned, owner, secret, adopt, detached)
+        described = self._describe(planned, owner, secret, adopt, detached, place)
         return Lock(planned, lambda _: described)
 
     def _describe(
@@ -175,6 +178,7 @@ class LockManager:
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
+        place: Place | None = None,
     ) -> Description:
         """Return the lock that *plan* describes under the settings of this alias."""
         chosen = plan.options
@@ -199,6 +203,7 @@ class LockManager:
             chosen["heartbeat"],
             chosen["max_hold"],
             sends=(chosen["release"] or self.rules.release or AT_END.get(owner.kind, "wait")) == "send",
+            place=place,
         )
         return Description(self, wanted, renew, once=wait is UNSET)
 
@@ -219,14 +224,25 @@ class LockManager:
             revoke: Whether the holder, if it asks the nodes within that time, learns that an operator took the lock
                 away.
         """
+        return self.release_slugs(tuple(slug(name) for name in check_names(name)), secret, tombstone, revoke=revoke)
+
+    def release_slugs(
+        self, slugs: tuple[str, ...], secret: str, tombstone: float = 0.0, *, queue: str = "", revoke: bool = False
+    ) -> Outcome:
+        """Do what :meth:`release` does, by the names in the keys; *queue* is that of a permit's lock (internal)."""
         process.notice_fork()
-        slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        release = Release(slugs, secret, tombstone, revoke=revoke)
+        release = Release(slugs, secret, tombstone, queue=queue, revoke=revoke)
         nodes = range(self.rules.nodes)
         round = Round.to_release(release, nodes, timeout, self.rules.needed, lasting=LONGEST_REDELIVERY)
         self.driver.ask(round)
         return release_outcome(round.replies, self.rules)
+
+    def leave_queue(self, name: str, waiter: str) -> None:
+        """Give up the :class:`~.rules.Place` of somebody who does not come back; otherwise it ends with its time."""
+        process.notice_fork()
+        leaving = Release((slug(name),), fresh_secret(), leaving=waiter)
+        self.driver.ask(Round.to_release(leaving, range(self.rules.nodes), self.rules.timeout(self.rules.ttl)))
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
@@ -364,6 +380,12 @@ class Acquirer:
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         """The leases of reentrant locks, by name and thread or task."""
 
+    def _waiter_of(self, wanted: Wanted, waiters: "Waiters[Any]") -> str:
+        """Return the caller's name in the nodes' queues; empty if it makes one attempt and joins no queue."""
+        if wanted.place:
+            return wanted.place.waiter
+        return waiters.new_name(wanted.owner.label) if wanted.wait != 0 else ""
+
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
         if wanted.owner.pid != process.pid:  # the lock was described before the process forked
@@ -413,8 +435,7 @@ class Acquirer:
         if driver.pid != process.pid:
             driver.notice_fork()
         notifications = driver.notifications
-        name = notifications.waiters.new_name(wanted.owner.label) if wanted.wait != 0 else ""
-        acquisition = self.acquisition(wanted, name)
+        acquisition = self.acquisition(wanted, self._waiter_of(wanted, notifications.waiters))
         waiter = acquisition.waiter
         try:
             if waiter.name:
@@ -451,8 +472,7 @@ class Acquirer:
         manager, driver = self._manager, self._driver
         instant, pause = manager.runtime.instant, manager.runtime.asleep
         notifications = driver.loop_side().notifications
-        name = notifications.waiters.new_name(wanted.owner.label) if wanted.wait != 0 else ""
-        acquisition = self.acquisition(wanted, name)
+        acquisition = self.acquisition(wanted, self._waiter_of(wanted, notifications.waiters))
         waiter = acquisition.waiter
         try:
             if waiter.name:
@@ -555,7 +575,7 @@ def error_of(
         after = votes_in(outcome.replies.values(), rules.needed) or None
         votes = (rules.needed, outcome.misconfigured, after)
         return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
-    why = (outcome.retry_after, about_holder(outcome.holder), outcome.queued, outcome.agreed)
+    why = (outcome.retry_after, about_holder(outcome.holder), outcome.queued, outcome.agreed, outcome.ahead)
     return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
 
 

@@ -306,6 +306,7 @@ class AsyncGather:
 
     def _connect(self, node: int, poll: "PendingRound") -> None:
         task = self._connecting.get(node)
+        joined = task is not None
         if task is None:
             task = asyncio.get_running_loop().create_task(self._open(node, poll.round.timeout))
             self._connecting[node] = task
@@ -322,8 +323,10 @@ class AsyncGather:
                 self._send(node, self._lines[node], poll, self._clock())
                 return
             error = (None if task.cancelled() else task.result()) or LinkError(Failure.CLOSED)
-            if error.failure in SILENT and self._clock() - poll.began < poll.round.timeout:
-                self._connect(node, poll)  # the time of the task that began to connect has passed, not that of this one
+            if joined and error.failure in SILENT and self._clock() - poll.began < poll.round.timeout:
+                self._connect(
+                    node, poll
+                )  # the time of the round that began to connect has passed, not that of this one
             else:
                 poll.receive(node, error.reply())
 

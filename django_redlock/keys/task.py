@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import cache
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import Any
@@ -81,9 +81,7 @@ class TaskKey:
         """
         key = self._key
         if callable(key):
-            bound = self.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            text = key(bound)
+            text = key(self.bound(args, kwargs))
             if not isinstance(text, str) or not text:
                 raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
         elif isinstance(key, str):
@@ -92,6 +90,17 @@ class TaskKey:
             values = self._values(args, kwargs)
             text = _from_parameters(values if key is None else key, values)
         return f"{self._scope}:{_shortened(text)}" if text else self._scope
+
+    def bound(self, args: Any, kwargs: Any) -> BoundArguments:
+        """
+        Return the arguments of a call, including defaults, as a project's own functions get them.
+
+        Raises:
+            TypeError: The arguments do not fit the parameters.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound
 
     def canonical(self, args: Any, kwargs: Any) -> str:
         """
@@ -118,9 +127,7 @@ class TaskKey:
             whole = len(given) == len(args) + len(kwargs)
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
+        return self.bound(args, kwargs).arguments
 
     def _from_template(self, values: Mapping[str, Any]) -> str:
         formatter, text = Formatter(), ""

@@ -26,9 +26,10 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from ..core.names import GOES_ON, NOTE
-from ..core.protocol import Outcome
+from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
+from .line import GRACE, SHORTEST, SOON, Wait
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
 from .questions import (
@@ -36,8 +37,8 @@ from .questions import (
     InTurn,
     Kept,
     LastLength,
+    LeaveLine,
     Look,
-    NoteLength,
     Now,
     Pause,
     Put,
@@ -52,15 +53,12 @@ from .questions import (
     Store,
     Stored,
     Take,
-    Waits,
+    Wall,
 )
 from .slot import FREE, DuplicateTask, Holder, Seen, SlotState
-from .ticket import BOTH, LIFETIME, RUNNING, Ticket
+from .ticket import LIFETIME, Ticket
 
-# Seconds for which a message that waits for its slot is put back. Some brokers count whole seconds, and fail with 0.
-FIRST_WAIT, SPREAD, LONGEST_WAIT = 1.0, 3.0, 10.0
-PART = 4  # a message is put back for at most this part of the time that it has waited, unless that is very short
-SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
+FIRST_WAIT = 1.0  # seconds for which a message is put back at least, if something does not answer
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 LONG_KEPT = 60.0  # seconds after which it may well have done so: few brokers have a shorter visibility timeout
 RESULT_TRIES = 10  # how often a message is put back, for five minutes in all, before it runs without the result store
@@ -97,12 +95,12 @@ class Message:
         stores: Whether its result is stored.
         lifetime: For how long its slot lasts while it waits, in seconds.
         kept: For how long the worker had it when it arrived here, in seconds.
-        luck: A number from 0 to 1, drawn for this message.
         error: The class of the error about another holder.
         slot: The slot of its run, once it has that.
         holder_known: Whether another holder is known to have that slot.
         began: Whether it belongs to a pending call, and a copy of it has begun a run.
         is_back: Whether it has gone back to the broker.
+        ahead: How many waiters came before it when the slot of its run was refused last; None if it waits in no queue.
     """
 
     ticket: Ticket
@@ -117,12 +115,12 @@ class Message:
     stores: bool = True
     lifetime: float = 0.0
     kept: float = 0.0
-    luck: float = 0.5
     error: type[DuplicateTask] = DuplicateTask
     slot: Slot | None = None
     holder_known: bool = False
     began: bool = False
     is_back: bool = False
+    ahead: int | None = None
 
     @property
     def id(self) -> str:
@@ -143,6 +141,11 @@ class Message:
     def unfinished(self) -> bool:
         """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
         return (self.is_copy or self.retries > 0) and not self.inline
+
+    @property
+    def waits_in_line(self) -> bool:
+        """Whether it has a place in the queue of its slot."""
+        return self.ticket.line.stamp > 0
 
     @property
     def returns(self) -> bool:
@@ -346,9 +349,9 @@ def _live_run(ticket: Ticket) -> Steps[Holder | None]:
     """Return the run of this same message that has the slot; None if another message has it, or none."""
     if not ticket.running:
         return None
-    (seen,) = yield Look((ticket.running,))
-    mine = seen.holder.task_id == ticket.task_id and seen.holder.state is SlotState.RUNNING
-    return seen.holder if mine else None
+    holders = [seen.holder for seen in (yield Look(ticket.runs))]
+    mine = [each for each in holders if each.task_id == ticket.task_id and each.state is SlotState.RUNNING]
+    return next(iter(mine), None)
 
 
 def _end_without_a_run(message: Message) -> Steps[Verdict]:
@@ -376,6 +379,8 @@ def _take(message: Message) -> Steps[Verdict | None]:
                 if waiting.value:
                     return (yield from _give_way(message, waiting.holder))
         return None
+    yield from _join_line(message)
+    ticket = message.ticket
     taken = yield from _take_running(message, ticket)
     if not taken:
         return None
@@ -386,25 +391,45 @@ def _take(message: Message) -> Steps[Verdict | None]:
             message.ticket = ticket = replace(ticket, secret=seen.secret)
             if not (yield from _take_running(message, ticket)):
                 return None
-    if (yield from _is_worth_waiting(message, holder)):
-        if not (yield from _take_running(message, ticket, SOON)):
+    if message.waits_in_line and (yield from _wait_for(message, holder)).is_short:
+        taken = yield from _take_running(message, ticket, wait=SOON)
+        if not taken:
             return None
-        yield NoteLength(SOON)
+        holder = _holder(message, taken)
     return (yield from _give_way(message, holder))
 
 
-def _take_running(message: Message, ticket: Ticket, wait: float = 0.0) -> Steps[LockTakenError | None]:
+def _join_line(message: Message) -> Steps[None]:
+    """
+    Give a message that will wait for its slot its place in the queue of the slot, in the order of arrival at workers.
+
+    The message of a pending call needs none: nobody else waits with it.
+    """
+    line, overlap = message.ticket.line, message.rules.overlap_of(message.ticket.scope)
+    if line.stamp or not (message.unfinished or overlap in ("wait", "follow")) or message.inline:
+        return
+    came = (yield Wall()) - message.kept
+    message.ticket = replace(message.ticket, line=line._replace(stamp=int(came * 1e6)))
+
+
+def _take_running(
+    message: Message, ticket: Ticket, wait: float = 0.0, away: float = GRACE
+) -> Steps[LockTakenError | None]:
     """
     Take the slot for the run; return the error that names the holder if it is taken.
+
+    A message that waits keeps its place in the queue for *away* seconds then.
 
     Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps nobody
     from running: the entries of that slot are freed. If that message still comes, it runs as well.
     """
-    take = Take(ticket, message.secret, message.inline, wait)
+    take = Take(ticket, message.secret, message.inline, wait, away if message.waits_in_line else 0.0)
     try:
         try:
             message.slot = yield take
         except QuorumUnavailableError:
+            if ticket.limit > 1:  # no message waits with a permit
+                raise
             (seen,) = yield Look((ticket.running,))
             if not seen.split or not all(remains.holder.waits for remains in seen.split):
                 raise
@@ -412,6 +437,7 @@ def _take_running(message: Message, ticket: Ticket, wait: float = 0.0) -> Steps[
                 yield Free(ticket.running, remains.secret)
             message.slot = yield take
     except LockTakenError as taken:
+        message.ahead = taken.ahead
         return taken
     return None
 
@@ -432,24 +458,15 @@ def _holder(message: Message, taken: LockTakenError) -> Holder:
     return Holder.of(taken)
 
 
-def _is_worth_waiting(message: Message, holder: Holder) -> Steps[bool]:
-    """
-    Return whether to wait in this process for the end of another task's run.
-
-    That is so if runs come one after the other, and are short. One process waits for a slot, so that the next run
-    follows at once, and the others go on with other messages. A message that was put back before waits behind others,
-    so that it is not put back often.
-    """
-    ticket, rules = message.ticket, message.rules
-    serial = ticket.scope in (RUNNING, BOTH) and not rules.trails and rules.overlap_of(ticket.scope) == "wait"
-    if not serial or holder.state is SlotState.HELD or holder.task_id == message.id or message.inline:
-        return False
-    length = yield LastLength()
-    if length is not None and length > SHORT:
-        return False
-    if ticket.tries:
-        return True
-    return length is not None and not (yield Waits(ticket.running))
+def _wait_for(message: Message, holder: Holder) -> Steps[Wait]:
+    """Return how long the message has to wait until it is its turn, and note what it has seen of the runs before it."""
+    ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
+    runs = holder.state is not SlotState.HELD or not holder.task_id
+    since = holder.since if runs else 0.0
+    length = (yield LastLength(ticket.running)) or holder.length or ticket.line.length
+    message.ticket = replace(ticket, line=ticket.line._replace(length=length))
+    lasted = max((yield Wall()) - since, 0.0) if since else None
+    return Wait(length, ahead, ticket.waited, lasted, None if runs else holder.retry_after, ticket.limit)
 
 
 # ... or the slot of its pending call, which newer messages may have taken over
@@ -492,7 +509,7 @@ def _begin(message: Message) -> Steps[Verdict | Holder | None]:
         message.slot = None
         raise
     message.ticket = message.ticket.begun
-    if not message.ticket.running and message.rules.hold_for:
+    if not message.ticket.running and message.rules.minimum:
         yield from leave_queue(message.ticket, message.rules)  # so that its slot is held before the turn ends
     return None
 
@@ -522,9 +539,9 @@ def _take_for_pending(message: Message) -> Steps[Holder | None]:
 # 3. Another holder has the slot: another run, or an earlier delivery of this same message
 
 
-def _give_way(message: Message, holder: Holder) -> Steps[Verdict]:
+def _give_way(message: Message, holder: Holder) -> Steps[Verdict | None]:
     """
-    End the message or put it back into the queue, because *holder* has its slot.
+    End the message or put it back into the queue, because *holder* has its slot; None if it got the slot after all.
 
     A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller was
     promised the run, and only the death of a process kept that from its end.
@@ -661,25 +678,29 @@ def _store_outcome(message: Message, verdict: Answer | Fail | Revoke) -> Steps[V
 # 6. Back into the queue
 
 
-def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict]:
-    """Put the message back into the queue until the holder is done; this uses up no retry."""
-    ticket = message.ticket
+def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | None]:
+    """
+    Put the message back into the queue until it is its turn; this uses up no retry.
+
+    Its place in the queue of the slot is kept for as long as it is away; None if the slot was free at that moment.
+    """
     if follow and holder.task_id and message.stores:
-        ticket = replace(ticket, joined=ticket.joined or holder.task_id)
-        other: Result = yield Stored(ticket.joined)
+        message.ticket = replace(message.ticket, joined=message.ticket.joined or holder.task_id)
+        other: Result = yield Stored(message.ticket.joined)
         if other.state.final and (verdict := (yield from _follow(message, other))):
             return verdict
-    # At random: otherwise the messages of a burst would come back together, and the slot be free in between.
-    longest = min(max(SPREAD, ticket.waited / PART), LONGEST_WAIT)
-    pause = FIRST_WAIT + (longest - FIRST_WAIT) * message.luck
+    pause = (yield from _wait_for(message, holder)).pause
+    ticket = message.ticket
     limit = None if message.unfinished or holder.state is SlotState.CLAIMED else message.rules.wait_for
     if limit is not None:
         left = limit - ticket.waited
-        pause = min(pause, max(left, FIRST_WAIT))
+        pause = min(pause, max(left, SHORTEST))
         if left <= 0:
             reason = f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s."
             log.info("task %s is dropped. %s", printable(ticket.task_id), reason)
             return (yield from _store_outcome(message, Revoke(reason, holder)))
+    if message.waits_in_line and not (yield from _take_running(message, ticket, away=pause + GRACE)):
+        return None
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
     return (yield from _put_back(message, replace(ticket, waited=ticket.waited + pause), pause, reason))
 
@@ -793,6 +814,8 @@ def interrupted(message: Message, stopped: bool) -> Steps[None]:
 
 
 def _leave_nothing(message: Message) -> Steps[None]:
+    if message.waits_in_line:
+        yield LeaveLine(message.ticket)
     yield from discard(message.ticket, message.rules)
     yield from _stop_watching(message)
 
@@ -864,8 +887,8 @@ def occupy(row: Row) -> Steps[Run | Fail | Revoke]:
 def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
     ticket, wait = row.ticket, 0.0
     waiting = yield from _waiting_rows(row)
-    while waiting and ticket.running and not row.slot:
-        place = waiting[ticket.running]
+    while waiting is not None and ticket.running and not row.slot:
+        place = waiting.get(ticket.running, FREE)
         # In this scope, a run has the slot of its row. The row that waited with it runs later, as one that has none.
         try:
             row.slot = yield Take(replace(ticket, secret=place.secret, scope=LIFETIME), wait=wait)
@@ -874,7 +897,7 @@ def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
                 return Fail(RuntimeError(f"{taken.name!r} would wait for itself, in a call of its own run."))
             yield ShowLife()
             waiting, wait = (yield from _waiting_rows(row)), ROW_WAIT
-    if not waiting or row.over:  # if it is over, a coroutine was cancelled, and this thread has gone on
+    if waiting is None or row.over:  # if it is over, a coroutine was cancelled, and this thread has gone on
         return _cancelled(row)
     place = waiting.get(ticket.waiting, FREE)
     if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
@@ -882,7 +905,7 @@ def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
         yield from leave_queue(replace(ticket, secret=place.secret), row.rules)
     if wait or ticket.waiting:
         with suppress(QuorumUnavailableError):  # it may have been cancelled meanwhile
-            if not (yield from _waiting_rows(row, begun=True)):
+            if (yield from _waiting_rows(row, begun=True)) is None:
                 return _cancelled(row)
     return Run(row.run((yield Now())))
 
@@ -902,7 +925,8 @@ def _waiting_rows(row: Row, begun: bool = False) -> Steps[Mapping[str, Seen] | N
         None if the row was cancelled.
     """
     ticket = row.ticket
-    names = list(dict.fromkeys(filter(None, (ticket.running, ticket.waiting))))
+    alone = ticket.running if ticket.limit == 1 else ""  # no row waits with a permit
+    names = list(dict.fromkeys(filter(None, (alone, ticket.waiting))))
     cancelled, *places = yield Look((ticket.cancelled, *names))
     if row.over or (cancelled.sightings and not (begun and (yield from _is_withdrawn(ticket, cancelled)))):
         return None

@@ -11,28 +11,30 @@ from weakref import WeakKeyDictionary
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import Owner, decode, slug
+from ..core.names import Owner, decode, permit_slug, slug
 from ..core.protocol import SUPERSEDED, Extend, Outcome, Term
-from ..core.rules import MIN_TTL, Wanted
+from ..core.rules import MIN_TTL, Place, Wanted
 from ..core.votes import extended_by_quorum, is_quorum
 from ..engine.lease import Lease, note_late_loss, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..engine.manager import LockManager, fresh_secret, owner_here
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory import find_locks
 from ..inventory.survey import Poll, ask_nodes, tell_nodes
 from ..signals import lock_acquired, lock_taken
 from . import questions as ask
+from .line import write_length
 from .slot import CLAIM, FREE, Holder, Seen, SlotState
+from .ticket import Permit
 
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
-FRESH = 5.0  # seconds after which the length of a task's last run no longer counts
+FRESH, LENGTHS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 
 T = TypeVar("T")
 log = logging.getLogger("django_redlock")
 
+
 _lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
-"""The length of the last run of each task in this process, and when it was known, by the locks and the task's name."""
+"""The lengths of the last runs in this process, and when each was known, by the locks and the name of the slot."""
 
 
 class Claimed(NamedTuple):
@@ -88,6 +90,10 @@ class Nodes:
         """Return the time on the clock of the locks."""
         return self.manager.runtime.clock()
 
+    def wall(self, question: ask.Wall) -> float:
+        """Return the date and time."""
+        return self.manager.runtime.wall()
+
     def pause(self, question: ask.Pause) -> None:
         """Wait."""
         runtime = self.manager.runtime
@@ -97,9 +103,9 @@ class Nodes:
 
     def look(self, question: ask.Look) -> tuple[Seen, ...]:
         """Ask the nodes for the holders of several locks, in one round trip."""
-        slugs = tuple(map(slug, question.names))
+        slugs = tuple(map(slug_of, question.names))
         poll = ask_nodes(self.manager, slugs)
-        poll.require_quorum(question.names[0])
+        poll.require_quorum(str(question.names[0]))
         return tuple(seen_in(poll, slug) for slug in slugs)
 
     def claim(self, question: ask.Claim) -> Claimed | Holder:
@@ -133,7 +139,8 @@ class Nodes:
         manager, secret = self.manager, question.secret or fresh_secret()
         label, ttl = question.label or self.label, max(MIN_TTL, question.ttl)
         owner = owner_here("task", label, question.ref, ttl=ttl, state=question.state, call=question.call)
-        wanted = Wanted.left_alone(question.name, owner, secret, adopt=question.adopt, strict=question.strict)
+        how: Any = {"adopt": question.adopt, "strict": question.strict, "limit": question.limit}
+        wanted = Wanted.left_alone(question.name, owner, secret, **how)
         outcome = manager.acquirer.run(wanted)
         # A lock that is not renewed needs a lease only as the signal's argument.
         if isinstance(outcome, GaveUp) or lock_acquired.receivers:
@@ -169,19 +176,26 @@ class Nodes:
         with turn(self.manager, question.ticket.turn, question.longest):
             return self.run(question.decision)
 
-    def waits(self, question: ask.Waits) -> bool:
-        """Return whether somebody waits for a lock."""
-        held = find_locks((slug(question.name),), self.manager.alias, waiters=0).locks
-        return any(lock.waiting for lock in held)
+    def leave_line(self, question: ask.LeaveLine) -> None:
+        """Give up the place of a message in the queue of its slot."""
+        ticket = question.ticket
+        try:
+            self.manager.leave_queue(ticket.running, ticket.waiter)
+        except Exception:
+            log.exception("the place of task %s in the queue could not be given up", printable(ticket.task_id))
 
     # The slot of a run
 
     def take(self, question: ask.Take) -> Lease:
         """Take the slot for a run."""
         ticket = question.ticket
-        owner = owner_here("task", self.label, "" if question.inline else ticket.task_id)
-        how: dict[str, Any] = {"secret": question.secret, "wait": question.wait, "renew": True}
+        length = (_known(self.manager, ticket.running) or ticket.line.length) if question.away else 0.0
+        ref = "" if question.inline else ticket.task_id
+        owner = owner_here("task", self.label, ref, call=write_length(length))
+        how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
+        if question.away:
+            how["place"] = Place(ticket.waiter, ticket.line.stamp, question.away)
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:
@@ -203,12 +217,24 @@ class Nodes:
         lease: Any = question.slot
         stop_renewal(lease)
         try:
-            about: Any = {"ref": question.ref, "adopt": lease.secret}
+            limit = question.ticket.limit
+            about: Any = {"ref": question.ref, "adopt": lease.secret, "strict": limit > 1, "limit": limit}
             self.put(ask.Put(question.ticket.running, question.seconds, SlotState.HELD, **about))
         except (LockTakenError, QuorumUnavailableError):
             return False
         passed_on(lease)
         return True
+
+    def last_length(self, question: ask.LastLength) -> float:
+        """Return how long the last run under a lock took."""
+        return _known(self.manager, question.name)
+
+    def note_length(self, question: ask.NoteLength) -> None:
+        """Note how long a run took."""
+        lengths = _lengths.setdefault(self.manager, {})
+        if len(lengths) >= LENGTHS:
+            lengths.clear()
+        lengths[question.name] = (question.seconds, self.manager.runtime.clock())
 
     def release(self, question: ask.Release) -> Outcome:
         """Free the slot of a run, and report it if it was lost."""
@@ -217,18 +243,10 @@ class Nodes:
         note_late_loss(lease, outcome)
         return outcome
 
-    def last_length(self, question: ask.LastLength) -> float | None:
-        """Return how long the last run of the task took."""
-        seconds, at = _lengths.get(self.manager, {}).get(self.label, (0.0, -inf))
-        return seconds if self.manager.runtime.clock() - at < FRESH else None
-
-    def note_length(self, question: ask.NoteLength) -> None:
-        """Note how long a run of the task takes."""
-        _lengths.setdefault(self.manager, {})[self.label] = (question.seconds, self.manager.runtime.clock())
-
 
 Nodes.answers = {
     ask.Now: Nodes.now,
+    ask.Wall: Nodes.wall,
     ask.Pause: Nodes.pause,
     ask.Look: Nodes.look,
     ask.Claim: Nodes.claim,
@@ -236,17 +254,28 @@ Nodes.answers = {
     ask.Free: Nodes.free,
     ask.WriteBack: Nodes.write_back,
     ask.InTurn: Nodes.in_turn,
-    ask.Waits: Nodes.waits,
+    ask.LeaveLine: Nodes.leave_line,
     ask.Take: Nodes.take,
+    ask.LastLength: Nodes.last_length,
+    ask.NoteLength: Nodes.note_length,
     ask.HandOver: Nodes.hand_over,
     ask.KeepHeld: Nodes.keep_held,
     ask.Release: Nodes.release,
-    ask.LastLength: Nodes.last_length,
-    ask.NoteLength: Nodes.note_length,
 }
 
 
-def free(using: str, name: str, secret: str, *, revoke: bool = False) -> Outcome:
+def _known(manager: LockManager, name: str) -> float:
+    """Return how long the last run under a lock took in this process; 0.0 if there was none lately."""
+    seconds, at = _lengths.get(manager, {}).get(name, (0.0, -inf))
+    return seconds if manager.runtime.clock() - at < FRESH else 0.0
+
+
+def slug_of(lock: str | Permit) -> str:
+    """Return a lock, or one of its permits, as written in the keys."""
+    return permit_slug(slug(lock.name), lock.number) if isinstance(lock, Permit) else slug(lock)
+
+
+def free(using: str, name: str | Permit, secret: str, *, revoke: bool = False) -> Outcome:
     """
     Free a lock that is held with *secret*; return what :meth:`LockManager.release` returns.
 
@@ -257,9 +286,10 @@ def free(using: str, name: str, secret: str, *, revoke: bool = False) -> Outcome
         return Outcome.UNKNOWN
     try:
         # The claim of the lock, or its confirmation, may still be on its way to a node.
-        return Outcome(locks[using].release(name, secret, SUPERSEDED, revoke=revoke))
+        queue = slug(name.name) if isinstance(name, Permit) else ""
+        return locks[using].release_slugs((slug_of(name),), secret, SUPERSEDED, queue=queue, revoke=revoke)
     except Exception:
-        log.exception("the slot %s could not be freed; it ends with its time", printable(name))
+        log.exception("the slot %s could not be freed; it ends with its time", printable(str(name)))
         return Outcome.UNKNOWN
 
 

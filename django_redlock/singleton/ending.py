@@ -16,8 +16,8 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
 from .pending import discard
 from .questions import Free, HandOver, KeepHeld, Look, NoteLength, Now, Put, Release, Slot, Steps
-from .slot import CLAIM, SlotState
-from .ticket import Ticket
+from .slot import CLAIM, Seen, SlotState
+from .ticket import Permit, Ticket
 
 KILL_TIME = 3.0  # seconds until a process that gets TERM, and KILL 0.1 s later, is certainly dead
 
@@ -79,8 +79,9 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
     run.over = True
     if hold:
         length = (yield Now()) - run.since
-        yield NoteLength(length)
-        if (yield from _is_kept_held(run, run.rules.hold_for - length)):
+        if run.slot and run.ticket.line.stamp:  # others may wait for it
+            yield NoteLength(run.ticket.running, length)
+        if (yield from _is_kept_held(run, run.rules.minimum - length)):
             return
     if run.slot:
         yield Release(run.slot, wait=not hold or run.seen)
@@ -144,10 +145,10 @@ def leave_queue(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
     """Free the lock that a message held while it waited, unless it is the lock of the run or is to be held."""
     if ticket.waiting == ticket.running or not ticket.secret:
         return
-    if not ticket.running and rules.hold_for and ticket.waiting == ticket.queue:
+    if not ticket.running and rules.minimum and ticket.waiting == ticket.queue:
         with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
             about: Any = {"ref": ticket.task_id, "adopt": ticket.secret}
-            yield Put(ticket.waiting, rules.hold_for, SlotState.HELD, **about)
+            yield Put(ticket.waiting, rules.minimum, SlotState.HELD, **about)
     else:
         yield Free(ticket.waiting, ticket.secret)
 
@@ -177,8 +178,20 @@ def free_dead(ticket: Ticket, secret: str, rules: SingletonOptions, comes_back: 
             about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True}
             yield Put(ticket.waiting, rules.lease, SlotState.QUEUED, ticket.secret, **about)
             return
-    yield Free(ticket.running, secret)
+    for lock in (yield from _held_with(ticket, secret)):
+        yield Free(lock, secret)
     yield Free(ticket.waiting, ticket.secret)
+
+
+def _held_with(ticket: Ticket, secret: str) -> Steps[tuple[str | Permit, ...]]:
+    """Return the lock of a run with this *secret*: the only one that it can be, or the permit that it is."""
+    if ticket.limit == 1:
+        return ticket.runs
+    with suppress(QuorumUnavailableError):
+        for lock, seen in zip(ticket.runs, (yield Look(ticket.runs)), strict=True):
+            if any(each.secret == secret for each in seen.sightings):
+                return (lock,)
+    return ()
 
 
 def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]:
@@ -192,10 +205,11 @@ def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]
     if not ticket.running:
         return
     with suppress(LockTakenError, QuorumUnavailableError):
-        (seen,) = yield Look((ticket.running,))
-        if seen.secret == secret:
+        found: tuple[Seen, ...] = yield Look(ticket.runs)
+        if any(seen.secret == secret for seen in found):
             # The process does not have this secret, so it can neither renew the slot nor give it to its message.
-            yield Put(ticket.running, min(KILL_TIME, rules.lease), "", ref=ticket.task_id, adopt=secret)
+            about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True, "limit": ticket.limit}
+            yield Put(ticket.running, min(KILL_TIME, rules.lease), "", **about)
 
 
 def is_abandoned(ticket: Ticket) -> Steps[bool]:
@@ -208,9 +222,9 @@ def is_abandoned(ticket: Ticket) -> Steps[bool]:
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    (seen,) = yield Look((ticket.running,))
     # A slot that a quorum of nodes has is seen on one of those that answer, at least.
-    if any(each.holder.task_id == ticket.task_id and each.holder.state is SlotState.RUNNING for each in seen.sightings):
+    sightings = [each for seen in (yield Look(ticket.runs)) for each in seen.sightings]
+    if any(each.holder.task_id == ticket.task_id and each.holder.state is SlotState.RUNNING for each in sightings):
         return False
     try:
         secret = yield Put(ticket.alive, MOMENT, "", label="redlock_reap_tasks")

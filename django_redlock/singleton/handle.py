@@ -2,11 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, overload
 
-from ..core.names import Owner, decode, slug
+from ..core.names import Owner, decode
 from ..core.protocol import Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
@@ -14,11 +14,11 @@ from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..keys.task import TaskKey
 from .call import Confirmation
-from .driver import Nodes, seen_in
+from .driver import Nodes, seen_in, slug_of
 from .options import SingletonOptions
 from .questions import Free, Look, Steps
 from .slot import Holder, Seen, SlotState
-from .ticket import RUNNING, Ticket
+from .ticket import RUNNING, Permit, Ticket
 
 P = ParamSpec("P")
 
@@ -161,7 +161,8 @@ class Slots(Generic[P]):
             QuorumUnavailableError: Too few nodes answered and agreed to know.
         """
         slots = self._slots(args, kwargs)
-        if any(seen.value for _, seen in slots):
+        taken = sum([bool(seen.value) for _, seen in slots])
+        if taken >= self._task.singleton_ticket("", args, kwargs).limit:
             return True
         self._check_decided(slots)
         return False
@@ -223,17 +224,21 @@ class Slots(Generic[P]):
             f"scope      {options.scope}, {self._strategies(options)}",
         ]
         holder = Holder(None, SlotState.FREE, None)
-        names = ticket.places(options.trails)
-        poll = ask_nodes(locks[ticket.using], map(slug, names))
+        names = self._locks(ticket)
+        poll = ask_nodes(locks[ticket.using], map(slug_of, names))
+        if ticket.limit > 1:
+            used = sum([not seen_in(poll, slug_of(name)).free for name in names])
+            lines.append(f"limit      {used} of {ticket.limit} permits in use")
         for name in names:
-            lines += ["", f"{name}:", *_nodes(poll, slug(name))]
+            seen = seen_in(poll, slug_of(name))
+            if ticket.limit == 1 or not seen.free:
+                lines += ["", f"{name}:", *_nodes(poll, slug_of(name))]
             try:
-                poll.require_quorum(name)
+                poll.require_quorum(str(name))
             except QuorumUnavailableError as error:
                 lines.append(f"  {error}")
                 holder = UNKNOWN
                 continue
-            seen = seen_in(poll, slug(name))
             if holder.state is SlotState.FREE and not seen.free:
                 holder = seen.holder if seen.value else UNKNOWN
         lines += ["", *self._next_call(options, holder)]
@@ -303,17 +308,20 @@ class Slots(Generic[P]):
     def _nodes(self) -> Nodes:
         return Nodes(self._task.singleton_options.using, self._task.name)
 
-    def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
+    def _slots(self, args: Any, kwargs: Any) -> list[tuple[str | Permit, Seen]]:
         """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
-        ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
-        names = tuple(ticket.places(self._task.singleton_options.trails))
+        names = self._locks(self._task.singleton_ticket("", args, kwargs))
         return list(zip(names, self._nodes.look(Look(names)), strict=True))
 
-    def _check_decided(self, slots: list[tuple[str, Seen]]) -> None:
+    def _locks(self, ticket: Ticket) -> tuple[str | Permit, ...]:
+        """Return the locks that calls with a key may hold, each of its permits included."""
+        return ticket.runs if ticket.limit > 1 else tuple(ticket.places(self._task.singleton_options.trails))
+
+    def _check_decided(self, slots: Iterable[tuple[str | Permit, Seen]]) -> None:
         """Raise QuorumUnavailableError if the nodes do not agree on one of the slots."""
         for name, seen in slots:
             if seen.split:
-                raise seen.undecided(name)
+                raise seen.undecided(str(name))
 
 
 def celery_task(owner: Owner | None) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from inspect import BoundArguments
 from typing import Any, Literal, TypedDict, get_args
 
-from ..core.rules import DEFAULT_ALIAS, Rules, check_switch, nearest, number, optional_seconds, seconds
-from .ticket import LIFETIME, RUNNING, SCOPES, WAITING
+from ..core.rules import DEFAULT_ALIAS, Rules, check_limit, check_switch, nearest, number, optional_seconds, seconds
+from .ticket import LIFETIME, PER_MESSAGE, RUNNING, SCOPES, WAITING
 
 CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
 """What distinguishes the calls of a task, as its option ``key`` says."""
@@ -47,8 +47,8 @@ OnOverlap = Overlap | Return | None
 
 ON_UNAVAILABLE = {"enqueue": get_args(EnqueueChoice), "run": get_args(RunChoice)}
 
-# Options that a single call may set. The others concern the worker, which uses the options of the task.
-PER_CALL = ("on_duplicate", "queue_ttl")
+# Options that a single call may set. For all others, the worker uses the options of the task.
+PER_CALL = ("on_duplicate", "queue_ttl", *PER_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,14 @@ class SingletonOptions:
             ``drop``. A message whose run may have begun and not ended always waits.
         wait_for: How long a message is put back with ``wait`` or ``follow``, in seconds, before it is dropped; None is
             for ever. A message whose run may have begun and not ended waits for ever.
-        hold_for: The least time for which the slot stays taken, in seconds from the start of the run.
+        hold_for: The least time for which the slot stays taken, in seconds from the start of the run; or a function of
+            the :class:`inspect.BoundArguments` that returns it.
         lease: How long the slot of a running task lasts without renewal, in seconds. It is renewed while the task
             runs, so after the death of its worker the slot is taken for at most this long.
         max_hold: The longest time for which the slot of a running task is renewed, in seconds; None is
             ``OPTIONS["max_hold"]``, an hour by default.
+        limit: How many runs may have the slot at once, with ``while_executing``: a whole number, or a function of the
+            :class:`inspect.BoundArguments` that returns one. Runs under different limits exclude each other.
         queue_ttl: How long the slot of a waiting task lasts, in seconds, beyond its countdown or eta.
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
@@ -96,9 +99,10 @@ class SingletonOptions:
     on_duplicate: OnDuplicate = "join"
     on_overlap: OnOverlap = None
     wait_for: float | None = None
-    hold_for: float = 0.0
+    hold_for: float | Callable[[BoundArguments], float] = 0.0
     lease: float = 30.0
     max_hold: float | None = None
+    limit: int | Callable[[BoundArguments], int] = 1
     queue_ttl: float = 3600.0
     using: str = DEFAULT_ALIAS
     group: str | None = None
@@ -116,10 +120,13 @@ class SingletonOptions:
         seconds("lease", self.lease)
         optional_seconds("max_hold", self.max_hold)
         seconds("queue_ttl", self.queue_ttl)
-        _from_zero("hold_for", self.hold_for)
+        if not callable(self.hold_for):
+            _from_zero("hold_for", self.hold_for)
         check_switch("lock_direct_calls", self.lock_direct_calls)
         if self.wait_for is not None:
             _from_zero("wait_for", self.wait_for)
+        if not callable(self.limit):
+            check_limit(self.limit, (), shared=False)
         if not isinstance(self.using, str) or not self.using:
             raise TypeError(f"using must be the name of an alias in REDLOCK, not {self.using!r}.")
         if self.group is not None and (not isinstance(self.group, str) or not self.group):
@@ -141,6 +148,46 @@ class SingletonOptions:
     def overlap_of(self, scope: str) -> Overlap | Return:
         """Return that strategy for a message that was sent with *scope*, before a deploy may have changed it."""
         return self.on_overlap or ("drop" if scope in (LIFETIME, WAITING) and not self.trails else "wait")
+
+    @property
+    def minimum(self) -> float:
+        """The least time for which the slot stays taken, in seconds; what a function returns, its message carries."""
+        return 0.0 if callable(self.hold_for) else self.hold_for
+
+    @property
+    def depends(self) -> bool:
+        """Whether the slot of a call depends on its arguments by more than its key, or several runs may have it."""
+        return self.limit != 1 or callable(self.hold_for)
+
+    def own_of(self, chosen: Mapping[str, Any], bound: Callable[[], BoundArguments]) -> dict[str, Any] | None:
+        """
+        Return the options that the message of a call carries: those *chosen* for the call, and what a function returns.
+
+        Raises:
+            ValueError: The task's function did not return a number of seconds.
+        """
+        own = {name: value for name, value in chosen.items() if name in PER_MESSAGE}
+        if callable(self.hold_for) and "hold_for" not in own:
+            own["hold_for"] = self.hold_for(bound())
+            _from_zero("hold_for", own["hold_for"])
+        return own or None
+
+    def of_message(self, own: Mapping[str, Any] | None) -> "SingletonOptions":
+        """Return the options of a message that carries some of its own."""
+        return replace(self, **own) if own else self
+
+    def limit_of(self, bound: Callable[[], BoundArguments]) -> int:
+        """
+        Return how many runs of a call's key may have the slot at once; *bound* returns the arguments of the call.
+
+        Raises:
+            ValueError: The task's function did not return a whole number from 1 to 1000.
+        """
+        if not callable(self.limit):
+            return self.limit
+        limit = self.limit(bound())
+        check_limit(limit, (), shared=False)
+        return limit
 
     @property
     def times(self) -> Mapping[str, Any]:
@@ -205,6 +252,11 @@ class SingletonOptions:
             raise ValueError(
                 f"on_duplicate={self.on_duplicate!r} has no meaning with scope='while_executing', which sends every "
                 "call; choose scope='until_and_while_executing', or, with Celery, on_overlap."
+            )
+        if self.limit != 1 and self.scope != RUNNING:
+            raise ValueError(
+                f"limit={self.limit!r} has no meaning with scope={self.scope!r}, where one call waits or runs; write "
+                "scope='while_executing'."
             )
         if self.wait_for is not None and self.overlap not in ("wait", "follow"):
             raise ValueError(f"wait_for has no meaning with on_overlap={self.overlap!r}; write on_overlap='wait'.")

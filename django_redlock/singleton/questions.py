@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .slot import Holder, SlotState
-from .ticket import Ticket
+from .ticket import Permit, Ticket
 
 Answer = TypeVar("Answer")
 Steps = Generator["Question", Any, Answer]
@@ -56,6 +56,11 @@ class Now(Question):
 
 
 @dataclass(slots=True)
+class Wall(Question):
+    """The date and time of this host, in seconds since the epoch; other hosts may differ."""
+
+
+@dataclass(slots=True)
 class Pause(Question):
     """Wait for about this long, between half of it and one and a half."""
 
@@ -69,7 +74,7 @@ class Pause(Question):
 class Look(Question):
     """Who has these locks, as the nodes say in one round trip? The answer is a tuple of :class:`~.slot.Seen`."""
 
-    names: tuple[str, ...]
+    names: tuple[str | Permit, ...]
 
 
 @dataclass(slots=True)
@@ -107,6 +112,7 @@ class Put(Question):
         strict: Whether it must be taken over, from *adopt* or from *secret* itself; a free lock is then refused.
         call: What describes a pending call.
         label: The holder's work; empty is the task's name.
+        limit: How many may hold the lock at once.
     """
 
     name: str
@@ -118,6 +124,7 @@ class Put(Question):
     strict: bool = False
     call: str = ""
     label: str = ""
+    limit: int = 1
 
 
 @dataclass(slots=True)
@@ -130,12 +137,14 @@ class Take(Question):
         secret: The secret of the hold; empty draws a fresh one.
         inline: Whether the task runs in the process of its caller, so that nobody can read its result by its id.
         wait: Seconds to wait for it, in the queue of the lock.
+        away: Seconds for which the message keeps its place in that queue, if the slot is taken; 0.0 for none.
     """
 
     ticket: Ticket
     secret: str = ""
     inline: bool = False
     wait: float = 0.0
+    away: float = 0.0
 
 
 @dataclass(slots=True)
@@ -146,7 +155,7 @@ class Free(Question):
     With *revoke*, the holder learns that an operator took the lock away.
     """
 
-    name: str
+    name: str | Permit
     secret: str
     revoke: bool = False
 
@@ -178,10 +187,10 @@ class InTurn(Question):
 
 
 @dataclass(slots=True)
-class Waits(Question):
-    """Is there a process that waits for this lock, in its queue?"""
+class LeaveLine(Question):
+    """Give up the place of a message in the queue of its slot; this never raises."""
 
-    name: str
+    ticket: Ticket
 
 
 # About the slot of a run in this process
@@ -207,23 +216,26 @@ class KeepHeld(Question):
 
 
 @dataclass(slots=True)
+class LastLength(Question):
+    """How long did the last run under this lock take in this process, in seconds? 0.0 if there was none lately."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class NoteLength(Question):
+    """A run under this lock took so long, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(slots=True)
 class Release(Question):
     """Free the slot of a run, and report it if it was lost; without *wait*, the release may still be under way."""
 
     slot: Slot
     wait: bool = True
-
-
-@dataclass(slots=True)
-class LastLength(Question):
-    """How long did the last run of the task in this process take, in seconds? None if that is not known any more."""
-
-
-@dataclass(slots=True)
-class NoteLength(Question):
-    """A run of the task takes this long, in seconds, at least."""
-
-    seconds: float
 
 
 # To whatever carries messages and stores results

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 
 from ..core.names import Owner, decode, secret_of
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
+from .line import read_length
 
 CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
 
@@ -90,12 +91,14 @@ class Holder:
             has FREE (nobody has the slot) and UNKNOWN (too few nodes answered and agreed).
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
+        length: How long runs of this slot take, in seconds, as far as a run knows; 0.0 when unknown.
     """
 
     task_id: str | None
     state: SlotState
     retry_after: float | None
     since: float = 0.0
+    length: float = 0.0
 
     @classmethod
     def of(cls, taken: LockTakenError) -> "Holder":
@@ -116,7 +119,9 @@ class Holder:
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
         if owner is None or owner.kind != "task":
             return cls(None, SlotState.HELD, left)
-        return cls(owner.ref or None, state_of(owner), left, owner.since)
+        state = state_of(owner)
+        length = read_length(owner.call) if state is SlotState.RUNNING else 0.0
+        return cls(owner.ref or None, state, left, owner.since, length)
 
     @property
     def waits(self) -> bool:

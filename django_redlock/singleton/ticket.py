@@ -4,14 +4,36 @@ The information about its slot that a message carries, and the names of its lock
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..core.names import in_one_word
+from .line import NOT_IN_LINE, Line
 
 FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
+PER_MESSAGE = ("hold_for", "wait_for")  # the options of a call that its message carries to the worker
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
+
+
+class Permit(NamedTuple):
+    """
+    One permit of a lock that several may hold at once.
+
+    Args:
+        name: The name of the lock.
+        number: Its number, from 1.
+    """
+
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name} #{self.number}"
+
 
 _compact = json.JSONEncoder(separators=(",", ":"))
 
@@ -38,6 +60,9 @@ class Ticket:
         joined: Id of the task whose result it waits for; empty if it waits for none.
         redelivered: Whether the broker had delivered the message again when a worker put it back. A message that is put
             back is a new one for the broker, so it loses the broker's own mark.
+        line: Its place among the messages that wait for the same slot.
+        limit: How many runs may have the slot at once, each with a permit of its own.
+        own: The options of the call that differ from those of its task; None for none.
     """
 
     name: str
@@ -51,6 +76,9 @@ class Ticket:
     watch: str = ""
     joined: str = ""
     redelivered: bool = False
+    line: Line = NOT_IN_LINE
+    limit: int = 1
+    own: Mapping[str, Any] | None = None
 
     @property
     def trailing(self) -> bool:
@@ -95,6 +123,18 @@ class Ticket:
         return "" if self.scope == WAITING else self.name
 
     @property
+    def runs(self) -> "tuple[str | Permit, ...]":
+        """The locks of which its run holds one; none if it holds none."""
+        if self.limit > 1:
+            return tuple(Permit(self.running, number + 1) for number in range(self.limit))
+        return tuple(filter(None, (self.running,)))
+
+    @property
+    def waiter(self) -> str:
+        """Name of the message in the queue of the lock; nodes notify nobody of its turn."""
+        return f"message|0|{in_one_word(self.task_id)}"
+
+    @property
     def turn(self) -> str:
         """Name of the lock under which the pending call of this key is changed."""
         return f"turn:{self.name}"
@@ -136,19 +176,24 @@ class Ticket:
         """Return the text that the message carries."""
         # Not dataclasses.astuple(), which copies deeply: this runs for every message.
         mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
-        return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
+        put_back = (self.number, self.waited, self.watch, self.joined, self.redelivered)
+        # Older workers do not know what follows. They make the ticket from the arguments, and it has the same names.
+        more = (*self.line, self.limit, self.own) if self.line.stamp or self.limit > 1 or self.own else ()
+        return _compact.encode([FORMAT, *mine, *put_back, *more])
 
     @classmethod
     def unpack(cls, text: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a text, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
-            version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
+            version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again, *more = json.loads(
                 text  # type: ignore[arg-type]
             )
-            secrets = is_secret(secret) and is_secret(watch)
-            if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
+            stamp, length, limit, own = more or (0, 0.0, 1, None)
+            valid = is_secret(secret) and is_secret(watch) and set(own or ()) <= set(PER_MESSAGE)
+            if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
-                return cls(str(name), str(using), owner, secret, *done)
+                line = Line(int(stamp), float(length))
+                return cls(str(name), str(using), owner, secret, *done, line, int(limit), own)
         return None
 
 

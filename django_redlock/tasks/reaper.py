@@ -12,6 +12,7 @@ they do not grant it before whoever lives could show it again.
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -128,7 +129,7 @@ class Reaper:
 
     def _put_back(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
         """Let the row run once more, under the same id; it has the slot from now on, unless another call has it."""
-        slot = Ticket(ticket.name, ticket.using, ticket.task_id, fresh_secret(), scope=ticket.scope)
+        slot = replace(ticket, secret=fresh_secret())
         nodes = Nodes(slot.using, function.name)
         nodes.run(requeue(slot, function.singleton_options))
         if self._same(row).update(status=TaskResultStatus.READY, started_at=None):

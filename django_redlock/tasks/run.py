@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
@@ -82,9 +82,13 @@ class SingleFunction:
             TypeError: The arguments do not fit the task, or one is nothing that JSON has.
         """
         # In the form that the worker gets, so that both have the same key. Every backend refuses what this refuses.
-        name = self.singleton_key.lock_name(*json.loads(json.dumps(normalize_json([list(args), kwargs]))))
-        options = self.singleton_options
-        return Ticket(name, options.using, task_id, secret, scope=options.scope)
+        args, kwargs = json.loads(json.dumps(normalize_json([list(args), kwargs])))
+        options, key = self.singleton_options, self.singleton_key
+        ticket = Ticket(key.lock_name(args, kwargs), options.using, task_id, secret, scope=options.scope)
+        if options.depends:
+            bound = partial(key.bound, args, kwargs)
+            ticket.limit, ticket.own = options.limit_of(bound), options.own_of({}, bound)
+        return ticket
 
     def _wrapped(self, body: Callable[..., Any]) -> Any:
         """Return the body as it runs in a worker; a direct call runs without a slot."""
@@ -160,7 +164,8 @@ class Run(Nodes, Chore):
     """
 
     def __init__(self, function: SingleFunction, row: Any, args: Any, kwargs: Any) -> None:
-        ticket, options = function.singleton_ticket(str(row.id), args, kwargs), function.singleton_options
+        ticket = function.singleton_ticket(str(row.id), args, kwargs)
+        options = function.singleton_options.of_message(ticket.own)
         super().__init__(ticket.using, function.name, options.times)
         self.function = function
         self.outer = _current.get()  # the run that made this call, on a backend that runs each call at once
@@ -215,7 +220,9 @@ class Run(Nodes, Chore):
         owner = owner_here("task", self.function.name, ticket.task_id)
         if not (self._life and self._life.valid()):
             with suppress(LockTakenError, QuorumUnavailableError):  # the watchdog tries again in a second
-                life = self.manager.on_behalf(ticket.alive, owner, ttl=ttl, wait=0, max_hold=inf)
+                # Some nodes may still have the sign that could not be extended: it keeps others out, not this process.
+                earlier = self._life.hold.secret if self._life else ""
+                life = self.manager.on_behalf(ticket.alive, owner, adopt=earlier, ttl=ttl, wait=0, max_hold=inf)
                 self._life = life.acquire()
         if self._closed and self._life:
             self._life.release()

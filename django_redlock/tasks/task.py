@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
 from functools import cache, partial
+from inspect import BoundArguments
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
@@ -49,7 +50,8 @@ class TaskOptions(TypedDict, total=False):
     key: CallKey
     scope: Scope
     on_duplicate: OnDuplicate
-    hold_for: float
+    hold_for: float | Callable[[BoundArguments], float]
+    limit: int | Callable[[BoundArguments], int]
     lease: float
     max_hold: float | None
     queue_ttl: float
@@ -88,8 +90,9 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         function: The body.
         **options: Those of Django's ``@task``, and of these of
             :class:`~django_redlock.singleton.options.SingletonOptions`: ``key``, ``scope``, ``on_duplicate`` (``join``,
-            ``skip`` or ``raise``), ``hold_for``, ``lease``, ``max_hold``, ``queue_ttl``, ``using``, ``group``,
-            ``version``, ``on_unavailable``. With ``{"run": "retry"}``, the first choice, a run waits in its worker.
+            ``skip`` or ``raise``), ``hold_for``, ``limit``, ``lease``, ``max_hold``, ``queue_ttl``, ``using``,
+            ``group``, ``version``, ``on_unavailable``. With ``{"run": "retry"}``, the first choice, a run waits in its
+            worker.
 
     Raises:
         TypeError: An option does not exist for Django's tasks, or has the wrong type.

@@ -1,10 +1,7 @@
 """A real browser before a real server; left out, with a reason, where there is none."""
 
-import os
-import shutil
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import django
 import pytest
@@ -13,33 +10,29 @@ from pytest_django.live_server_helper import LiveServer
 
 from django_redlock import inventory, locks
 from django_redlock.testing import Servers
+from tests.chromium import MISSING, start_chromium
 
 try:
     from playwright.sync_api import expect as expect
 except ImportError:
     expect = None  # the fixture ``browser`` says what to install
 
-# Without a window, Chromium takes a third less processor time for these tests.
-PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT = 60_000.0  # milliseconds for what happens at once unless the machine is busy
 
 
 @pytest.fixture(scope="package")
 def browser():
     """
-    Chromium: the one that ``CHROMIUM`` names, one on the path, or Playwright's own.
+    Chromium; see :mod:`tests.chromium`.
 
     Playwright's blocking interface runs an event loop in this thread, in which Django would refuse to touch the
     database, and other tests could run no loop of theirs: so it lives no longer than the tests of this folder.
     """
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
     with pytest.MonkeyPatch.context() as patch, api.sync_playwright() as playwright:
-        if not found and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("needs a browser: install chromium-headless-shell, or run `playwright install chromium`")
+        chromium = start_chromium(playwright) or pytest.skip(MISSING)
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         api.expect.set_options(timeout=TIMEOUT)
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield chromium
         chromium.close()
 

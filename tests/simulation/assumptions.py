@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from tests.machine.mutation import Kill, hunt
+
 from .database import Row
-from .driver import Process
 from .mutants import READ_BEFORE_CLAIM
-from .mutation import Kill, hunt
 from .profiles import CALM, LOSS, PAUSE, TTL, Profile
 from .scenarios import Scenario, amnesia, break_links, scenario, visit, with_clocks
 from .schedule import Client, Schedule
-from .world import Routine, Sleep
 
 ENOUGH = 500  # schedules after which an assumption counts as not needed
 
@@ -41,59 +40,59 @@ def need(assumption: Assumption) -> Kill:
 
 
 @scenario()
-def most_clocks_step(schedule: Schedule, holder: Client, cold: Client) -> Routine:
+def most_clocks_step(schedule: Schedule, holder: Client, cold: Client) -> None:
     """
     Two of three nodes' clocks step forward together, and a client comes that has not heard from any of them before.
     """
-    yield from visit(holder)
-    yield from holder.acquire(("a",), 0.0)
+    visit(holder)
+    holder.acquire(("a",), 0.0)
     for machine in schedule.machines[:2]:
         machine.set_clock(60.0)
-    yield Sleep(0.1)
-    cold.spawn(cold.acquire(("a",), 0.0))
+    schedule.world.sleep(0.1)
+    cold.spawn(cold.acquire, ("a",), 0.0)
 
 
 @scenario()
-def step_is_undone_unseen(schedule: Schedule, holder: Client, other: Client, third: Client) -> Routine:
+def step_is_undone_unseen(schedule: Schedule, holder: Client, other: Client, third: Client) -> None:
     """One node's clock steps forward and back again before a client that knows the node hears from it."""
-    other.spawn(visit(other))
-    yield from visit(holder)
-    yield Sleep(0.1)
+    other.spawn(visit, other)
+    visit(holder)
+    schedule.world.sleep(0.1)
     break_links(holder, "deaf", {2})
-    yield from holder.acquire(("a",), 0.0)
+    holder.acquire(("a",), 0.0)
     schedule.machines[0].set_clock(60.0)
-    third.spawn(visit(third))
-    yield Sleep(0.1)
+    third.spawn(visit, third)
+    schedule.world.sleep(0.1)
     schedule.machines[0].set_clock(-60.0)
-    other.spawn(other.acquire(("a",), 0.0))
+    other.spawn(other.acquire, ("a",), 0.0)
 
 
 @scenario(seconds=5.0, restart_guard=False)
-def one_of_three_forgets(schedule: Schedule, first: Client, second: Client) -> Routine:
+def one_of_three_forgets(schedule: Schedule, first: Client, second: Client) -> None:
     """The only node that two quorums share forgets the token of the first, and the clock of the second is behind."""
     schedule.oracles.guarded = False
     second.wall.step(-2.0)
-    second.spawn(visit(second))
-    yield from visit(first)
-    yield Sleep(0.1)
+    second.spawn(visit, second)
+    visit(first)
+    schedule.world.sleep(0.1)
     break_links(first, "deaf", {2})
-    yield from first.release((yield from first.acquire(("a",), 0.0)))
+    first.release(first.acquire(("a",), 0.0))
     schedule.machines[1].crash(forget=True)
     schedule.machines[1].start()
     break_links(second, "deaf", {0})
-    second.spawn(second.acquire(("a",), 2.0))
+    second.spawn(second.acquire, ("a",), 2.0)
 
 
 @scenario(seconds=10.0)
-def tokens_are_forgotten(schedule: Schedule, first: Client, second: Client) -> Routine:
+def tokens_are_forgotten(schedule: Schedule, first: Client, second: Client) -> None:
     """All nodes forget the last token, and much later a client comes whose clock is further behind than that."""
     second.wall.step(-60.0)
-    yield from first.release((yield from first.acquire(("a",), 0.0)))
+    first.release(first.acquire(("a",), 0.0))
     for machine in schedule.machines:
         machine.crash(forget=True)
         machine.start()
-    yield Sleep(5 * TTL)
-    second.spawn(second.acquire(("a",), None))
+    schedule.world.sleep(5 * TTL)
+    second.spawn(second.acquire, ("a",), None)
 
 
 def lose_time(client: Client) -> None:
@@ -108,7 +107,7 @@ def rows_stay_unlocked() -> Any:
 
 def few_secrets() -> Any:
     """All clients draw from the same four secrets."""
-    return patch.object(Process, "_fresh_secret", lambda self: f"{self.world.random.randrange(4):032x}")
+    return patch.object(Client, "fresh_secret", lambda self: f"{self.world.random.randrange(4):032x}")
 
 
 STALLED = replace(PAUSE, slow=0.1)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-from .network import MOMENT, Faults
+from tests.machine.network import MOMENT, Faults
+from tests.machine.process import Process
+from tests.machine.world import World
+
 from .profiles import TTL, Profile
-from .world import Call, Computer, Routine, World
 
 UNFENCED, CLAIMED = "no fence", "claimed before reading"
 GUARDS = (UNFENCED, CLAIMED)
@@ -26,7 +28,7 @@ Answer = Callable[[Any], None]
 class Session:
     """One transaction: its client, and whether it has to end."""
 
-    client: Computer
+    client: Process
     over: bool = False
 
 
@@ -68,7 +70,7 @@ class Database:
     def row(self, name: str) -> Row:
         return self.rows.setdefault(name, Row())
 
-    def ask(self, statement: Callable[..., None], *args: Any) -> Call:
+    def ask(self, client: Process, statement: Callable[..., None], *args: Any) -> Any:
         """Have a statement executed, which gets a function for its answer; it takes time on the way there and back."""
         world = self._world
 
@@ -78,7 +80,7 @@ class Database:
 
             world.at(world.now + self._takes(), statement, answer, *args)
 
-        return Call(begin)
+        return client.thread.call(begin)
 
     def _takes(self) -> float:
         random = self._world.random
@@ -132,22 +134,22 @@ def holds(row: Row, token: int, owner: str) -> bool:
     return row.token < token or (row.token == token and row.owner == owner)
 
 
-def increment(database: Database, client: Any, name: str, token: int, owner: str, guard: str) -> Routine:
+def increment(database: Database, client: Any, name: str, token: int, owner: str, guard: str) -> None:
     if guard is CLAIMED:
-        return (yield from increment_claimed(database, client, name, token, owner))
-    value = yield database.ask(database.read, name, UNFENCED)
-    yield client.breathe()
-    yield database.ask(database.write, name, value + 1)
+        increment_claimed(database, client, name, token, owner)
+        return
+    value = database.ask(client, database.read, name, UNFENCED)
+    client.breathe()
+    database.ask(client, database.write, name, value + 1)
 
 
-def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> Routine:
+def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> None:
     with transaction(client, name) as session:
-        if not (yield database.ask(database.claim, session, name, token, owner)):
-            return False
-        yield client.breathe()
-        value = yield database.ask(database.read, name, CLAIMED)
-        yield client.breathe()
-        return (yield database.ask(database.commit, session, name, value + 1, token, owner))
+        if database.ask(client, database.claim, session, name, token, owner):
+            client.breathe()
+            value = database.ask(client, database.read, name, CLAIMED)
+            client.breathe()
+            database.ask(client, database.commit, session, name, value + 1, token, owner)
 
 
 @contextmanager

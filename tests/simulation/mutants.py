@@ -16,11 +16,13 @@ from django_redlock.core.protocol import SHARED, Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.votes import GRANTS, Verdict
+from django_redlock.engine.unattended import UnattendedReleases
 from tests import consensus
+from tests.machine import mutation
+from tests.machine.mutation import Kill, Mutant, always, returns
+from tests.machine.process import Process
 
-from . import database, mutation
-from .driver import Process
-from .mutation import Kill, Mutant, always, returns
+from . import database
 from .profiles import PROFILES, TTL
 from .scenarios import SCENARIOS
 from .schedule import Schedule
@@ -172,11 +174,10 @@ def reads_first(right: Any) -> Any:
 
     def increment(store: database.Database, client: Any, name: str, token: int, owner: str) -> Any:
         with database.transaction(client, name) as session:
-            value = yield store.ask(store.read, name, database.CLAIMED)
-            yield client.breathe()
-            if not (yield store.ask(store.claim, session, name, token, owner)):
-                return False
-            return (yield store.ask(store.commit, session, name, value + 1, token, owner))
+            value = store.ask(client, store.read, name, database.CLAIMED)
+            client.breathe()
+            if store.ask(client, store.claim, session, name, token, owner):
+                store.ask(client, store.commit, session, name, value + 1, token, owner)
 
     return increment
 
@@ -261,8 +262,8 @@ MUTANTS = (
     Mutant(
         "nobody reads the replies to a release that nobody waits for",
         ("sent releases",),
-        (Process, "_attend"),
-        always(lambda *args: (_ for _ in ())),
+        (UnattendedReleases, "add"),
+        returns(None),
     ),
     Mutant(
         "one vote fewer than a majority is enough",
@@ -313,8 +314,10 @@ MUTANTS = (
     Mutant(
         "an extension that completes after the deadline counts",
         ("pause", "net"),
-        (HoldState, "check"),
-        always(lambda self, now: not self.ended),
+        (HoldState, "extended"),
+        lambda right: (
+            lambda self, round, number, start, now: right(self, round, number, start, min(now, self.deadline - 1e-9))
+        ),
     ),
     # Admission
     Mutant("a node that has just restarted votes", LOSES, (Rules, "guards_restarts"), always(False)),

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
+from django_redlock.engine.lease import Lease
+from tests.machine.network import Observer
+from tests.machine.world import World
 
 from .profiles import TTL
-from .world import World
 
 if TYPE_CHECKING:
-    from .database import Database
-    from .driver import Lease
-    from .network import Machine
-    from .records import Store
+    from tests.machine.network import Node as Server
 
-    Node = Machine | Store
+    from .consensus.records import Store
+    from .database import Database
+
+    Node = Server | Store
 
 DRIFT = TTL * 0.01 + 0.002
 GUARD = TTL + DRIFT
@@ -39,11 +41,17 @@ class Vote:
     booted: float
 
 
+def believed(lease: Lease) -> bool:
+    """Return whether the holder, if it looked now, would consider the lock its own; changes nothing."""
+    hold = lease.hold
+    return not hold.keeper.client.dead and hold.remaining(hold.clock()) > 0
+
+
 Missing = Set[tuple[str, str]]
 """Names, and the secrets of those who hold them no longer on a node."""
 
 
-class Oracles:
+class Oracles(Observer):
     """Check one schedule, slug by slug: a lock with several permits has a slug for each of them."""
 
     def __init__(self, world: World, quorum: int, guarded: bool) -> None:
@@ -62,7 +70,7 @@ class Oracles:
         self._accepted: dict[tuple[int, str], int] = {}
         self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
         self._released: dict[int, dict[str, float]] = defaultdict(dict)
-        self._first_bytes: dict[Round, float] = {}
+        self._first_bytes: dict[Round, tuple[float, float]] = {}  # in true time, and by the client's clock
 
     def violated(self, oracle: str, what: str) -> None:
         self._world.log("ORACLE", f"{oracle}: {what}")
@@ -77,7 +85,7 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def missing(self, machine: "Node", request: Request) -> Missing:
+    def before(self, machine: "Node", request: Request) -> Missing:
         """Return the holds that a request, if it is an extension, finds lost."""
         return {
             (slug, term.secret)
@@ -134,10 +142,10 @@ class Oracles:
 
     def first_byte(self, round: Round, now: float) -> None:
         """The first byte of a round is about to be sent, at *now* on the client's steady clock."""
-        self._first_bytes[round] = now
+        self._first_bytes[round] = self._world.now, now
 
-    def granted(self, lease: "Lease", outcome: Granted, began: float) -> None:
-        """An attempt that began at *began*, in true time, won."""
+    def granted(self, lease: Lease, outcome: Granted) -> None:
+        """An attempt won."""
         self.figures["acquisitions"] += 1
         self.figures["one round"] += len(outcome.rounds) == 1
         # The rounds in which the nodes were asked for the lock. There is more than one only after split votes, in which
@@ -153,15 +161,16 @@ class Oracles:
         if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
             self.violated("cost", f"{len(outcome.rounds)} rounds")
         self._check_votes(outcome)
-        latest = self._first_bytes[asked[-1]] + TTL - DRIFT
+        began, first_byte = self._first_bytes[asked[-1]]
+        latest = first_byte + TTL - DRIFT
         if lease.hold.deadline > latest + ROUNDING:
             self.violated("validity", f"a lease ends {lease.hold.deadline - latest:.6f} s too late")
-        if not lease.believed():
+        if not believed(lease):
             self.violated("validity", "a lock was granted with no validity left")
-        for slug in lease.slugs:
+        for slug in outcome.slugs:
             self._check_token(slug, outcome.fencing_token, began)
             self._completes(slug, outcome.fencing_token)
-            if not lease.shared:
+            if not lease.hold.shared:
                 self._completes(slug + "!", outcome.fencing_token)
         for name in lease.hold.names:
             self._check_alone(name, lease)
@@ -198,36 +207,37 @@ class Oracles:
         self._completed[key].append(self._world.now)
         highest.append(max(token, highest[-1] if highest else 0))
 
-    def _check_alone(self, name: str, lease: "Lease") -> None:
+    def _check_alone(self, name: str, lease: Lease) -> None:
         """No other holder counts the lock as its own, unless both share it or have permits of the same limit."""
         others = self._held[name]
         for other in list(others):
-            if not other.believed():
+            if not believed(other):
                 others.remove(other)
                 self._ended.append(other)
             elif not self._together(lease, other):
-                self.violated("overlap", f"{lease.process.name} and {other.process.name} both hold {name}")
-        if len(others) >= lease.limit > 1:
-            self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.limit} may")
+                both = " and ".join(each.hold.keeper.client.name for each in (lease, other))
+                self.violated("overlap", f"{both} both hold {name}")
+        if len(others) >= lease.hold.limit > 1:
+            self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.hold.limit} may")
         others.append(lease)
 
     @staticmethod
-    def _together(lease: "Lease", other: "Lease") -> bool:
+    def _together(lease: Lease, other: Lease) -> bool:
         """Return whether two leases of one name may hold it together."""
-        permits = lease.limit == other.limit and set(lease.slugs).isdisjoint(other.slugs)
-        return permits or (lease.shared and other.shared)
+        one, two = lease.hold, other.hold
+        permits = one.limit == two.limit and set(one._slugs).isdisjoint(two._slugs)
+        return permits or (one.shared and two.shared)
 
-    def extended(self, lease: "Lease", round: Round, asked: float, longer: bool, late: bool) -> None:
-        """A round of extensions that began at *asked*, in true time, ended; *late* is after the deadline."""
+    def extended(self, lease: Lease, round: Round, late: bool) -> None:
+        """A round extended a lease; *late* is after the deadline."""
         hold = lease.hold
-        if not longer:
-            return
+        asked, first_byte = self._first_bytes[round]
         if late:
             self.violated("validity", "an extension counted after the deadline")
-        if hold.deadline > self._first_bytes[round] + TTL - DRIFT + ROUNDING:
+        if hold.deadline > first_byte + TTL - DRIFT + ROUNDING:
             self.violated("validity", "an extension lasts longer than from before its first byte")
-        for slug in lease.slugs:
-            key = slug + "!" if lease.shared else slug  # a later holder that shares the lock does not supersede
+        for slug in hold._slugs:
+            key = slug + "!" if hold.shared else slug  # a later holder that shares the lock does not supersede
             before = bisect_left(self._completed[key], asked)
             if before and self._highest[key][before - 1] > hold.fencing_token:
                 self.violated("heal", f"{hold.fencing_token} of {slug} was extended after a later token was complete")
@@ -236,7 +246,7 @@ class Oracles:
 
     def finish(self, machines: Sequence["Node"], database: "Database") -> None:
         """Check the state when the schedule has ended."""
-        if any(lease.believed() for lease in self._ended):
+        if any(believed(lease) for lease in self._ended):
             self.violated("validity", "a lease that had ended became valid again")
         for machine in machines:
             for slug in machine.endless():

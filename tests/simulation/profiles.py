@@ -3,24 +3,19 @@
 from dataclasses import dataclass, replace
 
 from tests import consensus
+from tests.machine.network import Hazards
 
 TTL = 1.0  # seconds; node_timeout is then 0.05 s and the guard time 1.012 s
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """The hazards of a schedule; chances are per message, rates per second."""
+class Profile(Hazards):
+    """The hazards of a schedule of locks."""
 
     name: str
     # Numbers of nodes and quorums (None: the majority) to draw from.
     sizes: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (3, None), (5, None))
-    cut: float = 0.0  # chance that a connection goes silent, in one direction, permanently
-    reset: float = 0.0  # chance that a connection is reset
-    spike: float = 0.0  # chance that a message, and all behind it, is late: up to several leases
-    repeat: float = 0.0  # chance that a request is executed once more, later
-    hush: float = 0.0  # chance that a notification is lost
     block: float = 0.0  # rate at which one client is cut off from one node for a while
-    stall: float = 0.0  # chance that a client stops between two steps; up to three leases
     freeze: float = 0.0  # rate at which a node stops for a while
     skew: float = 0.0  # maximum error of the clients' clocks, in seconds; that of nodes is up to 0.2
     rate: float = 0.0  # how much faster or slower a clock may run
@@ -41,9 +36,6 @@ class Profile:
     elect: float = 0.0  # rate at which the leader of such a store changes
     # Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
     apart: float = 0.0
-    share: float = 1.0  # how many schedules it gets where all profiles run, beside the others' 1
-    # Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
-    tolerated: frozenset[str] = frozenset()
 
 
 ANY_SIZE: tuple[tuple[int, int | None], ...] = (*((nodes, None) for nodes in (1, 2, 3, 3, 4, 5)), (5, 4))

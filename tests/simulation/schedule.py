@@ -1,25 +1,31 @@
 """One schedule: nodes, clients that increment counters under a lock, and the hazards meanwhile."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import INFINITY, OLD
-from django_redlock.core.rules import Rules, majority
+from django_redlock.core.protocol import EndReason
+from django_redlock.core.round import Round
+from django_redlock.core.rules import Rules, Wanted, majority
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import Acquirer, LockManager
+from django_redlock.engine.watchdog import unreleased
+from django_redlock.exceptions import RedlockError
+from tests.machine.network import Faults, Node
+from tests.machine.process import Process
+from tests.machine.runner import Outcome
+from tests.machine.world import EPOCH, Cancelled, Clock, World
 
 from .database import GUARDS, Database, increment
-from .driver import Lease, Process
-from .network import Faults, Machine
 from .oracles import Oracles
 from .profiles import TTL, Profile
-from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
 BUSY = (0.5, 1.0, 1.0, 4.0)  # seconds of hazards
 STEP = 0.3  # the least seconds by which a clock steps
 QUIET = 20.0  # seconds without hazards, in which every client must get the lock once more
 NODE_SKEW = 0.2  # maximum error of node clocks in seconds: beyond a second the nodes would not vote
-EXCERPT = 80  # lines of the trace to show before the first violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,90 +51,142 @@ THEMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    seed: int
-    profile: Profile
-    figures: Counter[str]
-    violations: list[tuple[str, str]]
-    trace: list[str]
+class WatchedManager(LockManager):
+    """Tells the oracles of the extensions of its leases."""
 
-    @property
-    def failures(self) -> list[tuple[str, str]]:
-        """Violations that the profile's assumptions do not excuse."""
-        return [violation for violation in self.violations if violation[0] not in self.profile.tolerated]
+    client: "Client"
 
-    def __str__(self) -> str:
-        lines = [f"seed {self.seed}, profile {self.profile.name}"]
-        lines += [f"{oracle}: {what}" for oracle, what in self.violations]
-        lines.append(
-            f"all of it: python -m tests.simulation --profile '{self.profile.name}' --seed {self.seed} --trace"
-        )
-        first = next((place for place, line in enumerate(self.trace) if " ORACLE " in line), len(self.trace))
-        return "\n".join([*lines, *self.trace[max(0, first - EXCERPT) : first + 1]])
+    def _renewals(self, leases: Sequence[Lease], ttl: float | None = None) -> Iterator[tuple[Round, list[Lease]]]:
+        for round, chosen in super()._renewals(leases, ttl):
+            before = [(lease, lease.extensions, lease.hold.deadline) for lease in chosen]
+            yield round, chosen
+            now = self.client.clock()
+            for lease, extensions, deadline in before:
+                if lease.extensions > extensions:
+                    self.client.oracles.extended(lease, round, late=now >= deadline)
+
+
+class WatchedAcquirer(Acquirer):
+    """Tells the oracles of the locks that it takes, with secrets that a seed draws."""
+
+    _manager: WatchedManager
+
+    def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
+        client = self._manager.client
+        return Acquisition(wanted, self._rules, self._highest, client.fresh_secret, client.random, waiter)
+
+    def held(self, wanted: Wanted, outcome: Any, *about: Any, **more: Any) -> Lease:
+        lease = super().held(wanted, outcome, *about, **more)
+        unreleased.pop(lease.hold, None)  # a schedule may forget it
+        client = self._manager.client
+        client.world.log(client.name, "GRANTED", *wanted.names, lease.secret[:4], f"#{lease.fencing_token % 10**9}")
+        client.oracles.granted(lease, outcome)
+        return lease
 
 
 class Client(Process):
     """A working process: takes locks, increments under them, and dies from time to time."""
 
+    manager_class = WatchedManager
+    manager: WatchedManager
+
     def __init__(self, schedule: "Schedule", name: str) -> None:
-        super().__init__(schedule, name)
+        world, looping = schedule.world, schedule.world.random.random() < 0.5
+        super().__init__(world, name, schedule.machines, schedule.rules, schedule.faults, looping=looping)
+        self.manager.client = self
+        self.manager.acquirer = WatchedAcquirer(self.manager)
+        self.profile = schedule.profile
+        self.oracles = schedule.oracles
         self.sessions: list[tuple[object, str]] = []
         self.wishes = schedule.wishes
         self.quiet = False
         self.satisfied = False
 
-    def work(self, database: Database) -> Routine:
+    def fresh_secret(self) -> str:
+        return f"{self.world.random.getrandbits(128):032x}"
+
+    def begins(self, round: Round) -> None:
+        self.oracles.first_byte(round, self.clock())
+
+    def acquire(
+        self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False, renew: bool = False
+    ) -> Lease | RedlockError:
+        """Try to take a lock; return the lease or the error."""
+        lock = self.manager.lock(names, ttl=TTL, wait=wait, limit=limit, shared=shared, renew=renew)
+        wanted, acquirer = lock.description().wanted, self.manager.acquirer
+        try:
+            if self.loop:
+                return self.run(acquirer.atake(wanted, renew, object()))  # type: ignore[no-any-return]
+            return acquirer.take(wanted, renew, object())
+        except RedlockError as error:
+            self.world.log(self.name, "gives up", *names)
+            return error
+        except Cancelled:
+            self.world.log(self.name, "is cancelled", *names)
+            raise
+
+    def release(self, lease: Lease, sends: bool | None = None) -> str:
+        """
+        Release a lock; return what the nodes report about it.
+
+        If it *sends* the release, it does not wait for the replies, unless the lease is near its end. None leaves that
+        to chance.
+        """
+        chosen = self.random() < 0.5 if sends is None else sends
+        wait = not (chosen and lease.hold.remaining(self.clock()) > lease.hold.timeout)
+        self.world.log(self.name, "releases" if wait else "sends", lease.secret[:4], lease.hold.ended)
+        return self.run(lease.arelease(wait)) if self.loop else lease.release(wait)
+
+    def work(self, database: Database) -> None:
         """Take locks and increment counters until the hazards end; then once more."""
         random = self.world.random
         while not self.quiet:
-            yield Sleep(random.expovariate(10))
-            lease = yield from self.try_to_get(random.choice(self.wishes), random.choice((0.0, 0.3, 2.0, None)))
+            self.thread.sleep(random.expovariate(10))
+            lease = self.try_to_get(random.choice(self.wishes), random.choice((0.0, 0.3, 2.0, None)))
             if isinstance(lease, Lease):
-                yield from self.section(database, lease)
+                self.section(database, lease)
         for wish in (A, self.wishes[-1]):
-            lease = yield from self.acquire(wish.names, None, wish.limit, wish.shared)
-            yield from self.release(lease)
+            lease = self.acquire(wish.names, None, wish.limit, wish.shared)
+            assert isinstance(lease, Lease)
+            self.release(lease)
         self.satisfied = True
 
-    def try_to_get(self, wish: Wish, wait: float | None) -> Routine:
+    def try_to_get(self, wish: Wish, wait: float | None) -> Lease | RedlockError | None:
         """Acquire a lock, unless that is cancelled at some moment."""
-        random, trying = self.world.random, [self.current]
+        random, trying = self.world.random, [self.thread]
         if random.random() < self.profile.cancel:
             moment = random.choice((0.0002, 0.001, 0.02, 0.5)) * random.random()
-            self.after(moment, lambda: trying and trying[0] and trying[0].cancel())
+            self.after(moment, lambda: trying and trying[0].cancel())
         try:
-            return (yield from self.acquire(wish.names, wait, wish.limit, wish.shared))
+            return self.acquire(wish.names, wait, wish.limit, wish.shared, renew=random.random() < 0.6)
         except Cancelled:
             return None
         finally:
             trying.clear()
 
-    def offset(self, machine: Machine) -> float | None:
+    def offset(self, machine: Node) -> float | None:
         """Return by how much it considers a node's clock ahead of its own steady one, None if it knows nothing."""
-        offset = self.admission._most[machine.number]
+        offset = self.manager.driver.admission._most[machine.number]
         return None if offset == INFINITY else offset
 
-    def sees_step(self, machine: Machine, before: float) -> bool:
+    def sees_step(self, machine: Node, before: float) -> bool:
         """Return whether a node's clock is far from where it was *before*, as far as the client knows."""
         return abs((self.offset(machine) or before) - before) > STEP / 2
 
-    def section(self, database: Database, lease: Lease) -> Routine:
+    def section(self, database: Database, lease: Lease) -> None:
         """Increment under a lock, and release it unless it is left to expire."""
         random, hold = self.world.random, lease.hold
-        if random.random() < 0.6:
-            self.renew(lease)
-        for guard in random.sample(GUARDS, 0 if lease.shared else 2):  # a shared holder does not write
-            if not lease.ensure():
+        for guard in random.sample(GUARDS, 0 if hold.shared else 2):  # a shared holder does not write
+            if not lease.valid():
                 break
-            yield self.breathe()
-            yield from increment(database, self, random.choice(lease.slugs), hold.fencing_token, hold.secret, guard)
+            self.breathe()
+            increment(database, self, random.choice(hold._slugs), lease.fencing_token, lease.secret, guard)
         if random.random() < 0.2:
-            yield Sleep(random.uniform(0, 1.5 * TTL))
+            self.thread.sleep(random.uniform(0, 1.5 * TTL))
         if self.quiet or random.random() < 0.9:
-            yield from self.release(lease)
+            self.release(lease)
         else:
-            hold.end("dropped", self.clock())  # neither renewed nor released
+            hold.end(EndReason.EXPIRED, self.clock())  # dropped: neither renewed nor released
 
 
 class Schedule:
@@ -149,7 +207,7 @@ class Schedule:
             from .consensus.records import Store  # only here: the checkout may lack it
 
             self.stores = [Store(world, number, self.oracles, profile) for number in range(stores)]
-        self.servers = [Machine(world, number, self.oracles) for number in range(stores, nodes)]
+        self.servers = [Node(world, number, self.oracles) for number in range(stores, nodes)]
         self.machines: list[Any] = [*self.stores, *self.servers]
         self.database = Database(world, profile, self.faults)
         self.crashing = self.servers
@@ -185,14 +243,10 @@ class Schedule:
         if world.now >= end:
             self.oracles.violated("stuck", f"not everybody got the lock within {QUIET:g} s of quiet")
         self.oracles.finish(self.machines, self.database)
-        self.close()
-        return Outcome(self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or [])
-
-    def close(self) -> None:
-        """Drop what would keep the schedule in memory."""
-        for client in self.clients:
-            for worker in client.workers.values():
-                worker.close()
+        self.world.close()
+        oracles = self.oracles
+        trace = self.world.trace or []
+        return Outcome("tests.simulation", self.profile, self.seed, oracles.violations, trace, oracles.figures)
 
     def start_client(self, idle: bool = False) -> Client:
         """Start a process without earlier knowledge; an *idle* one does nothing on its own."""
@@ -201,7 +255,7 @@ class Schedule:
         client.steady.rate = client.wall.rate
         self.clients.append(client)
         for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
-            client.spawn(client.work(self.database))
+            client.spawn(client.work, self.database)
         return client
 
     def _set(self, clock: Clock, skew: float) -> None:
@@ -264,7 +318,7 @@ class Schedule:
             machine.set_clock(seconds)
             self.world.at(now + random.uniform(0.1, 2 * TTL), self._step_back, machine, seconds, shown)
 
-    def _step_back(self, machine: Machine, seconds: float, shown: dict[Client, float]) -> None:
+    def _step_back(self, machine: Node, seconds: float, shown: dict[Client, float]) -> None:
         """
         Step a clock back, but not before all clients that knew it have seen the step.
 
@@ -307,9 +361,6 @@ class Schedule:
             client.quiet = True
 
 
-def run(profile: Profile, seed: int, traced: bool = False, **options: object) -> Outcome:
-    """Run one schedule; one that fails is run again with its trace."""
-    outcome = Schedule(profile, seed, traced, **options).run()
-    if outcome.failures and not traced:
-        return Schedule(profile, seed, True, **options).run()
-    return outcome
+def run(profile: Profile, seed: int, traced: bool = False) -> Outcome:
+    """Run one schedule."""
+    return Schedule(profile, seed, traced).run()

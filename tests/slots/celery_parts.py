@@ -21,8 +21,9 @@ from celery.exceptions import TimeLimitExceeded
 from django_redlock.celery import SingletonOptions, SingletonTask, request
 from django_redlock.celery.dispatch import HEADER, RECEIVED_HEADER
 from django_redlock.singleton.ticket import Ticket
+from tests.machine.world import Dead
 
-from .world import Dead, Machine, PlainInfo, World
+from .world import Machine, PlainInfo, World
 
 if TYPE_CHECKING:
     from .schedule import Profile
@@ -53,7 +54,7 @@ class Message:
         return replace(self, redelivered=True)
 
     def __str__(self) -> str:
-        return f"{self.id[:4]} {self.args} due {self.due - 1000:.3f}"
+        return f"{self.id[:4]} {self.args} due {self.due:.3f}"
 
 
 class Broker:
@@ -349,7 +350,7 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
         ticket = Ticket.unpack(message.headers.get(HEADER), message.id)
         assert ticket
         broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
-    elif chance.random() < profile.cut:
+    elif chance.random() < profile.cut_short:
         if chance.random() < 0.5:
             world.note(f"{message.id[:4]} exceeds its time limit before its body begins")
             received.on_timeout(False, 1.0)

@@ -16,8 +16,8 @@ from django_redlock.singleton import arrival, call, driver, ending, pending, slo
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Free, Result, ResultState, Send, Stored
 from django_redlock.singleton.slot import FREE, Holder, SlotState
-from tests.simulation import mutation
-from tests.simulation.mutation import Kill, Mutant, Wrong, always, returns
+from tests.machine import mutation
+from tests.machine.mutation import Kill, Mutant, Wrong, always, returns
 
 from .profiles import PROFILES
 from .schedule import run
@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant("wrong answers", ("rerun",), (SingletonResult, "about"), accepted),
     Mutant(
         "newer arguments are not taken over",
-        ("rerun burst",),
+        ("rerun", "rerun crowd"),
         (call, "_has_these_arguments"),
         any_arguments,
     ),
@@ -300,6 +300,6 @@ def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
     def objection(haunt: str, seed: int) -> str | None:
         # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
         violations = run(replace(PROFILES[haunt], longest=LONGEST), seed).violations
-        return violations[0] if violations else None
+        return violations[0][1] if violations else None
 
     return mutation.hunt(mutant, objection, enough)

@@ -97,7 +97,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "workers die": {**WORKERS, "kills": 3},
     "workers stop": {**WORKERS, "stops": 3},
     "delivered again": {**WORKERS, "kills": 1, "stops": 1, "redeliver": 0.7},
-    "cut short": {**LONG, "cut": 0.3},
+    "cut short": {**LONG, "cut_short": 0.3},
 }
 
 

@@ -12,6 +12,8 @@ from django_redlock.celery import SingletonOptions
 from django_redlock.exceptions import RedlockError
 from django_redlock.singleton.driver import Nodes, free
 from django_redlock.singleton.questions import Look
+from tests.machine.network import Hazards
+from tests.machine.runner import Outcome
 
 from . import oracles
 from .celery_parts import Answer, Broker, RecordingTask, Revoked, make, results, work
@@ -29,7 +31,7 @@ at a time, again and again; or, now and then for a moment, two or all.
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Hazards):
     """What may happen in a schedule."""
 
     name: str
@@ -59,18 +61,17 @@ class Profile:
     same: float = 0.2
     held: bool = False
     outage: Outage = ""
-    ways: tuple[float, ...] = (0.0,)
     node_timeout: float = 0.25
     dying: int = 0
     backend: Literal["", "away", "slow", "full"] = ""
     prefetched: float = 0.0
     unseen: tuple[float, ...] = (0.0,)
     recycled: float = 0.0
-    cut: float = 0.0
+    cut_short: float = 0.0
     stops: int = 0
     ignored: bool = False
     draws: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    played: Callable[[Any, int, bool], "Outcome"] | None = None  # what runs its schedules, if not :func:`run`
+    played: Callable[[Any, int, bool], Outcome] | None = None  # what runs its schedules, if not :func:`run`
 
     def drawn(self, seed: int) -> "Profile":
         """Return the profile with the values that a seed draws."""
@@ -97,24 +98,13 @@ class History:
         return results.state(task_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    profile: str
-    seed: int
-    violations: list[str]
-    trace: list[str]
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.profile}, seed {self.seed}:", *self.violations, *self.trace])
-
-
-def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
+def run(profile: Profile, seed: int, traced: bool = False) -> Outcome:
     """Run one schedule; returns what the oracles object to."""
     if profile.played:
         return profile.played(profile, seed, traced)
-    name, profile = profile.name, profile.drawn(seed)
+    profile = profile.drawn(seed)
     options = profile.options
-    world = World(seed, ways=profile.ways, node_timeout=profile.node_timeout, traced=traced)
+    world = World(seed, profile, node_timeout=profile.node_timeout, traced=traced)
     world.note(f"{options.scope}, {options.on_duplicate}, acks_late={profile.late}")
     broker = Broker(world, reorder=profile.reorder)
     history = History(profile, world, broker)
@@ -125,8 +115,15 @@ def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
     here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
     with world.running(), Revoked(world).known() as revoked:
         play(history, task, revoked)
-    found = [violation for oracle in profile.oracles for violation in oracle(history)]
-    return Outcome(name, seed, found, world.trace)
+    return outcome(history, seed)
+
+
+def outcome(history: Any, seed: int, objections: Sequence[str] = ()) -> Outcome:
+    """Ask the oracles about a schedule that has ended, to which there may be objections already."""
+    profile = history.profile
+    found = [(oracle.__name__, each) for oracle in profile.oracles for each in oracle(history)]
+    found[:0] = [("schedule", each) for each in objections]
+    return Outcome("tests.slots", profile, seed, found, history.world.trace or [])
 
 
 def play(history: History, task: Any, revoked: Revoked) -> None:
@@ -164,7 +161,7 @@ def play(history: History, task: Any, revoked: Revoked) -> None:
     world.run(world.now + profile.longest, lambda: not broker.queue and not broker.unacked)
     over.append(True)
     world.run(world.now + 3600.0, lambda: all(machine.over for machine in world.machines))
-    world.sim.advance(2.0)
+    world.run(world.now + 2.0)
     history.left = held_names(world)
 
 
@@ -221,10 +218,10 @@ def make_trouble(
                 broker.queue.append(message.again())
 
     def down() -> None:
-        node = chance.choice(world.sim.nodes)
-        node.down = True
+        number = chance.randrange(3)
+        world.take_away(number, "down")
         world.sleep(chance.uniform(0.1, 3.0))
-        node.down = False
+        world.bring_back(number)
 
     def free_pending() -> None:
         (record,) = Nodes("default", profile.name).look(Look((NEXT.format(profile.name),)))
@@ -269,7 +266,7 @@ def ends_of_workers(
         if busy := [worker for worker in workers if worker.busy and not worker.over]:
             victim = world.random.choice(busy)
             world.note(f"{victim.name} is stopped")
-            victim.stop()
+            victim.terminate()
 
     return [kill] * profile.kills + [stop] * profile.stops
 
@@ -344,7 +341,7 @@ def trouble_backend(machine: Machine, profile: Profile, quiet: list[float]) -> N
 
 def held_names(world: World) -> set[str]:
     """Return the names that are held on a quorum of nodes, without the notes about what has been."""
-    stores = [node.store for node in world.sim.nodes]
+    stores = [node.store for node in world.nodes]
     slugs = {slug for store in stores for slug in list(store.records.holders)}
     held = {slug for slug in slugs if sum(store.records.holder(slug, store.now()) is not None for store in stores) > 1}
     return {slug.strip("{}") for slug in held if not slug.strip("{}").startswith(oracles.NOTES)}

@@ -8,7 +8,7 @@ from django_redlock.singleton.questions import Look, Result, ResultState, ShowLi
 from django_redlock.singleton.slot import FREE, SlotState
 from django_redlock.tasks import enqueue, reaper
 from django_redlock.tasks.run import Run
-from tests.simulation.mutation import Mutant, always, returns
+from tests.machine.mutation import Mutant, always, returns
 
 HAUNTS = ("django tasks",)
 

@@ -29,9 +29,9 @@ from django.tasks.signals import task_finished, task_started
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.tasks import enqueue, reaper, singleton_task
 from django_redlock.tasks.run import running
-from django_redlock.testing.simulation import EPOCH
+from tests.machine.world import EPOCH, Dead
 
-from .world import Dead, Machine, World
+from .world import Machine, World
 
 if TYPE_CHECKING:
     from .task_schedule import TaskProfile
@@ -330,9 +330,10 @@ class Body:
     lease: Any
     end: float | None = None  # stays None if its worker died, or was stopped
 
-    def holds(self, now: float) -> bool:
+    def holds(self) -> bool:
         """Return whether it is under way and may believe that it has the slot."""
-        return self.end is None and self.lease is not None and self.lease.hold.remaining(now) > 0
+        alive = self.end is None and self.lease is not None and not self.machine.dead
+        return alive and self.lease.hold.remaining(self.machine.clock()) > 0
 
 
 class Recorder:
@@ -361,9 +362,9 @@ def sync(key: int, value: Any) -> Any:
     if run is None or run.ticket.task_id != row.id:
         here.objections.append(f"{row.id} ran as {run and run.ticket.task_id}")
     if here.profile.options.scope != "until_executing":
-        if not body.holds(world.now):
+        if not body.holds():
             here.objections.append(f"{row.id} began without its slot")
-        others = [one for one in here.bodies if one.key == key and one.holds(world.now)]
+        others = [one for one in here.bodies if one.key == key and one.holds()]
         here.objections.extend(f"{row.id} began before {one.id} had ended" for one in others)
     here.bodies.append(body)
     try:

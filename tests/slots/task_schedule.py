@@ -16,11 +16,13 @@ from django_redlock.exceptions import RedlockError
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.slot import CLAIM
 from django_redlock.tasks.reaper import REPEATS
+from tests.machine.runner import Outcome
+from tests.machine.world import Dead
 
 from .celery_parts import Answer
-from .schedule import OUTAGES, Outcome, Profile, ends_of_workers
+from .schedule import OUTAGES, Profile, ends_of_workers, outcome
 from .task_parts import FAILED, RUNNING, Body, Row, in_production, make, moment, queue, reap, recorder, work
-from .world import Dead, Machine, World
+from .world import Machine, World
 
 LEASE = 6.0
 LONGEST = 1_000.0  # seconds of virtual time; less than a slot of a waiting row lasts
@@ -61,9 +63,9 @@ class TaskHistory:
 
 def run(profile: TaskProfile, seed: int, traced: bool) -> Outcome:
     """Run one schedule; returns what the oracles object to."""
-    name, profile = profile.name, profile.drawn(seed)
+    profile = profile.drawn(seed)
     options = profile.options
-    world = World(seed, ways=profile.ways, node_timeout=profile.node_timeout, traced=traced)
+    world = World(seed, profile, node_timeout=profile.node_timeout, traced=traced)
     drawn = {each: getattr(profile, each) for each in DRAWS if each != "options"}
     world.note(f"{options.scope}, {options.on_duplicate}, hold_for={options.hold_for}, {drawn}")
     history = TaskHistory(profile, world)
@@ -72,8 +74,7 @@ def run(profile: TaskProfile, seed: int, traced: bool) -> Outcome:
     recorder.bodies, recorder.objections, recorder.secrets, recorder.rows = history.bodies, history.objections, {}, {}
     with world.running(), in_production(world):
         play(history, recorder.task)
-    found = [violation for oracle in profile.oracles for violation in oracle(history)]
-    return Outcome(name, seed, [*history.objections, *found], world.trace)
+    return outcome(history, seed, history.objections)
 
 
 def play(history: TaskHistory, task: Any) -> None:
@@ -109,7 +110,7 @@ def play(history: TaskHistory, task: Any) -> None:
     )
     over.append(True)
     world.run(world.now + 120.0, lambda: all(machine.over for machine in world.machines))
-    world.sim.advance(CLAIM + 2 * RETURN)
+    world.run(world.now + CLAIM + 2 * RETURN)
 
 
 def is_settled(history: TaskHistory, row: Row) -> bool:
@@ -201,12 +202,12 @@ def ends_soon(history: TaskHistory, answer: Answer) -> None:
     margin += RETURN if history.profile.outage else 0.5
 
     def look() -> None:
-        stores = [node.store for node in world.sim.nodes]
+        stores = [node.store for node in world.nodes]
         values = [store.records.holder(slug, store.now()) for store in stores for slug in list(store.records.holders)]
         if secret and sum(secret_of(value) == secret for value in values if value) > 1:
             history.objections.append(f"the slot of {answer.caller}'s call with {answer.value} stays without a row")
 
-    world.sim.after(CLAIM + margin, look)
+    world.at(world.now + CLAIM + margin, look)
 
 
 # Faults

@@ -1,9 +1,9 @@
 """
 The Python in the documentation runs.
 
-Every block is compiled, and what it imports from this package exists. Those of the README, of *Start* and of *How-to*
-are executed, page by page, over nodes in memory; names of the reader's project, such as ``send_invoices``, are
-stand-ins. A block that cannot be executed has the reason in an HTML comment before it.
+Every block is compiled, and what it imports from this package exists. Those of the README, of the first page, of
+*Start* and of *How-to* are executed, page by page, over nodes in memory; names of the reader's project, such as
+``send_invoices``, are stand-ins. A block that cannot be executed has the reason in an HTML comment before it.
 """
 
 import ast
@@ -39,7 +39,8 @@ from tests.shop import models as shop_models
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 TYPED = {"docs/start/quickstart.md", "docs/start/tutorial.md"}  # tests/server types them, file by file
-EXECUTED = [page for page in PAGES if page.startswith(("README", "docs/start", "docs/howto")) and page not in TYPED]
+FOR_USERS = ("README", "docs/index", "docs/start", "docs/howto")
+EXECUTED = [page for page in PAGES if page.startswith(FOR_USERS) and page not in TYPED]
 LENIENT = "docs/howto/celery"  # whatever these pages do not define is a stand-in
 DJANGO = {"docs/howto/tasks.md": (6, 0)}  # the first Django that has what a page is about
 TASKS = {
@@ -217,7 +218,7 @@ def accept(redlock: dict[str, Any], databases: dict[str, Any], where: str) -> No
 
 def test_links_of_the_readme_lead_to_files():
     """The README is not built with the other pages, so nothing else checks its links."""
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    links = re.findall(r"""(?:\]\(|src=|srcset=)"?([^)#"]+)""", (ROOT / "README.md").read_text(encoding="utf-8"))
 
     assert links
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []

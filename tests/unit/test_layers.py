@@ -66,7 +66,7 @@ AT_HOME = {
 # The decisions about singletons. They may log, as the core may not.
 DECISIONS = {
     f"singleton/{name}.py"
-    for name in ("ticket", "slot", "questions", "options", "call", "arrival", "pending", "ending")
+    for name in ("ticket", "slot", "line", "questions", "options", "call", "arrival", "pending", "ending")
 }
 OF_DECISIONS = tuple(f"django_redlock.singleton.{Path(path).stem}." for path in DECISIONS)
 

@@ -67,7 +67,9 @@ def test_readme_and_urls_have_the_address_of_the_repository():
     urls = dict(url.split(", ") for url in about.get_all("Project-URL"))
     assert list(urls) == ["Homepage", "Documentation", "Changelog", "Issues", "Source"]
     assert all(url.startswith(address) for url in urls.values())
-    assert f"]({address}/raw/v{django_redlock.__version__}/docs/images/held-locks.png)" in about["Description"]
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', about["Description"])
+    files = f"{address}/raw/v{django_redlock.__version__}/docs/images"
+    assert pictures == [f"{files}/held-locks-dark.webp", f"{files}/held-locks-light.webp"]
 
 
 EXTRAS = {

@@ -87,7 +87,7 @@ class Queues:
             queue = self.of(request, slug)
             if queue is NOBODY:
                 queue = self._by_slug[request.queue or slug] = Queue()
-            position = max(position, queue.enrol(request.waiter, request.stamp, now + ENROLMENT))
+            position = max(position, queue.enrol(request.waiter, request.stamp, now + (request.away or ENROLMENT)))
         for slug in request.slugs[until:]:
             self._leave(self.of(request, slug), request.waiter)
         return position
@@ -98,7 +98,7 @@ class Queues:
 
         The waiter stays, because the grant of one node may not become a quorum. If it left, it would have to queue
         again behind all others. Where several callers may hold the lock at once, it leaves, so that the next waiter can
-        hold it as well.
+        hold it as well. So does one that was away: its stamp gives it its place back.
         """
         for slug in first_in:
             queue = self.of(request, slug)

@@ -108,12 +108,12 @@ class Encoder:
     # of the requests in ``MARKED``, the number counts the mark, too.
 
     def _acquire(self, request: Acquire) -> Words:
-        slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict, common = (
-            request
-        )
+        slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp = request[:10]
+        barge, shared, queue, strict, common, away = request[10:]
         count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
         own = words(secret, value, str(number), adopt, waiter, str(stamp))
-        rest = rest_of_acquire(ttl, keep, ahead, barge, common or shared, shared or queue != "", strict)
+        passing = shared or queue != "" or away > 0
+        rest = rest_of_acquire(ttl, keep, ahead, away, barge, common or shared, passing, strict)
         if adopt:
             count, keys = count + 1, keys + self._tombstone(adopt)
         return 2 + count, 18 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
@@ -224,11 +224,18 @@ def usual(*arguments: str | bool) -> str:
 
 @lru_cache(maxsize=1024)
 def rest_of_acquire(
-    ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool | str, passing: bool, strict: bool
+    ttl: float,
+    keep: float | None,
+    ahead: float,
+    away: float,
+    barge: bool,
+    shared: bool | str,
+    passing: bool,
+    strict: bool,
 ) -> str:
     """Return the words that most requests to acquire have in common."""
     micros = str(round(ahead * 1_000_000))
-    return usual(ms(ttl), ms(keep), micros, ms(ENROLMENT), barge, shared, passing, strict)
+    return usual(ms(ttl), ms(keep), micros, ms(away or ENROLMENT), barge, shared, passing, strict)
 
 
 @lru_cache(maxsize=1024)

@@ -68,7 +68,7 @@ class Stack:
             raise CommandError(f"Port {port} cannot be used ({error}): name another, or none.") from None
         self.broker, self.nodes = Server(), nodes(folder)
         self.admin = Visitor(self.url)
-        self._environment = {
+        self.environment = {
             **os.environ,
             "CELERY_BROKER_URL": self.broker.url,
             "DJANGO_SETTINGS_MODULE": "shop_site.settings",
@@ -104,21 +104,27 @@ class Stack:
             raise CommandError(str(error)) from None
         votes_at = time.monotonic() + self.nodes.votes_after
         # The worker takes a while to start, and needs no tables before its first task.
-        self._start("worker", *WORKER, goodbyes=WORKER_GOODBYES)
+        self.run("worker", *WORKER, goodbyes=WORKER_GOODBYES)
         self.manage("open_shop")
-        self._start("web", MANAGE, "runserver", "--noreload", f"127.0.0.1:{self.port}")
+        self.run("web", MANAGE, "runserver", "--noreload", f"127.0.0.1:{self.port}")
         self.wait_for("the web server", self._answers)
         self.admin.log_in("admin", self.password)
         self.wait_for("the nodes to vote", lambda: time.monotonic() > votes_at)
         self.first_import: str = self.admin.post("import/").json()["task"]
         self.wait_for("the first import", lambda: self.admin.get().json()["imports"])
-        self._start("beat", *BEAT)
+        self.run("beat", *BEAT)
+
+    def run(self, name: str, *command: str, goodbyes: Goodbyes = GOODBYES) -> Process:
+        """Start one more process of the shop."""
+        self.processes[name] = Process(
+            name, command, folder=self.folder, environment=self.environment, goodbyes=goodbyes
+        )
+        return self.processes[name]
 
     def stop(self) -> None:
         """End everything: the users of the servers before the servers."""
-        for name in ("beat", "web", "worker"):
-            if process := self.processes.get(name):
-                process.stop()
+        for process in reversed(self.processes.values()):
+            process.stop()
         self.nodes.stop()
         self.broker.stop()
         self._reservation.close()
@@ -169,7 +175,7 @@ class Stack:
         """
         with spawn(
             [sys.executable, MANAGE, *command],
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -182,11 +188,6 @@ class Stack:
         if process.returncode and check:
             raise CommandError(f"manage.py {' '.join(command)} failed:\n{output.decode()}{errors.decode()}")
         return output.decode()
-
-    def _start(self, name: str, *command: str, goodbyes: Goodbyes = GOODBYES) -> None:
-        self.processes[name] = Process(
-            name, command, folder=self.folder, environment=self._environment, goodbyes=goodbyes
-        )
 
     def _answers(self) -> bool:
         try:

@@ -115,8 +115,7 @@ class Work:
         return instead
 
 
-@pytest.mark.parametrize("way", ["run", "arun"])
-@pytest.mark.parametrize("conflicts", [0, 1, 9])
+@pytest.mark.parametrize(("conflicts", "way"), [(1, "run"), (9, "arun")])
 @pytest.mark.parametrize("place", PLACES)
 def test_function_is_repeated_only_while_nothing_is_committed(two, place, conflicts, way):
     """A conflict is repeated as often as asked until something is committed; then the error says what is."""

@@ -1,6 +1,5 @@
 """The contract of a lock and of its nodes: the same with blocking code and asyncio, and over every kind of node."""
 
-import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 
 from django_redlock import Lease, LockLostError, LockTakenError
 from django_redlock.testing.contract import NodeContract, OpenNodes
-from tests.managers import KINDS, Asyncio, Flavour, Manager, Virtual, held_by, opened
+from tests.managers import KINDS, Flavour, Manager, Virtual, held_by, opened
 
 
 class TestEveryKind(NodeContract):
@@ -19,16 +18,6 @@ class TestEveryKind(NodeContract):
     def open_nodes(self, request: pytest.FixtureRequest) -> OpenNodes:
         """Nodes of each kind."""
         return opened(request, request.param)
-
-
-async def test_error_of_the_body_is_not_masked_by_a_loss(memory: Manager, flavour: Flavour):
-    """The exception of the body is raised, even if the lock was lost."""
-    manager = memory()
-
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with flavour.entered(manager.lock("a")) as lease:
-            manager.release("a", lease.secret)
-            raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
@@ -95,22 +84,6 @@ async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavou
     await flavour.release(thief)
 
 
-@pytest.mark.parametrize("flavour", [Asyncio], ids=["asyncio"], indirect=True)
-@pytest.mark.parametrize(("options", "reason"), [({"max_hold": 5.0}, "max_hold"), ({"renew": False}, "expired")])
-async def test_task_waits_for_the_loss(virtual: Virtual, options: Any, reason: str):
-    """A task that waits for the event wakes when the lock is lost, and not before."""
-    manager = virtual(ttl=30.0)
-    lease = await manager.lock("a", **options).aacquire()
-    waiting = asyncio.create_task(lease.lost.wait())
-
-    await virtual.wait(28.0)
-    assert not waiting.done()
-    await virtual.wait(2.0)
-
-    assert waiting.done()
-    assert lease.reason == reason
-
-
 @pytest.mark.parametrize(
     ("options", "own", "reason", "ends"),
     [
@@ -174,21 +147,6 @@ async def test_one_lock_object_is_not_entered_twice(memory: Manager, flavour: Fl
                 pytest.fail("entered twice")
     assert held_by(manager, "{a}")
     assert held_by(manager, "{b}")
-
-
-@pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}], ids=["shared", "limit"])
-async def test_one_lock_object_is_entered_twice_where_two_would_be(
-    memory: Manager, flavour: Flavour, options: dict[str, Any]
-):
-    """A thread or task may hold two permits, or share a lock twice, also if it keeps one lock object."""
-    lock = memory().lock("a", wait=5, **options)
-
-    async with flavour.entered(lock) as outer:
-        async with flavour.entered(lock) as inner:
-            assert inner is not outer
-        assert outer.valid()
-
-    assert (outer.reason, inner.reason) == ("released", "released")
 
 
 async def test_body_may_release_early(memory: Manager, flavour: Flavour):

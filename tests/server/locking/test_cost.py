@@ -63,17 +63,6 @@ def test_only_a_permit_pays_for_joining_the_name_of_its_lock(
         assert (acquired, extended, called(client).total()) == commands
 
 
-def test_key_of_another_type_under_the_lock_of_a_permit_leaves_nothing_behind(nodes: Servers):
-    """Everything is read before anything is written, so a permit is not taken by half."""
-    manager = real_manager(nodes.urls[:1])
-
-    with nodes[0].client() as client:
-        client.set("t:{pool}:r", "not a sorted set")
-        with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
-            manager.lock("pool", limit=2, wait=0).acquire()
-        assert client.keys("t:{pool}*") == ["t:{pool}:r"]
-
-
 def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):
     """The index is written first, so a lock that cannot be listed is not taken and not released by half."""
     manager = real_manager(nodes.urls[:1])

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import Acquire, Kind, Release, Reply, Request, Survey
-from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.record import Names, load
 from tests.managers import Tables, empty_tables, fork, real_manager
@@ -83,22 +82,6 @@ def agree(own: Any, sequence: list[Request], together: bool, comparable: Callabl
     for slug in ("{x}", "{y}", "{z}"):
         known = load(Names({slug}, set()), own.key, own.read)
         assert known.store.waiters(slug) == memory.waiters(slug)
-
-
-def test_survey_lists_page_by_page_what_is_held(table: LockTable):
-    """The list is in the order of the ends, without locks that have ended."""
-    table.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
-    table.execute([acquire("over", ttl=0.001)])
-    time.sleep(0.05)
-
-    (first,) = table.execute([Survey(size=3)])
-    (second,) = table.execute([Survey(after=first.cursor, size=3)])
-
-    assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
-    assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
-    assert first.total == second.total == 5
-    assert (bool(first.cursor), second.cursor) == (True, "")
-    assert 59 < (first.rows[0].left or 0) <= 60
 
 
 # Compare and set
@@ -174,21 +157,6 @@ def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other
 
     assert len(kinds) == 60
     assert Kind.FAILED not in kinds
-
-
-def test_table_that_is_emptied_decides_nothing_for_those_who_know_the_earlier_one(table: LockTable, tables: Tables):
-    """A request of an earlier connection is not executed; the next connection learns that the table is new."""
-    before = table.open()
-    table.execute([acquire("held")])
-    tables.query(f"DELETE FROM {TABLE}")
-
-    with pytest.raises(LinkError, match="has another memory"):
-        table.execute([acquire("held", secret="b" * 32)])
-    with closing(LockTable(tables.aliases[0], "t:", 5.0)) as fresh:
-        after = fresh.open()
-
-    assert before.mark != after.mark
-    assert after.age < 60.0
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ requests = st.one_of(
         shared,
         strict=st.sampled_from([False, False, True]),
         common=commons,
+        away=st.sampled_from([0.0, 0.0, 60.0]),
     ).map(lambda request: of_a_permit(request._replace(value=f'{request.secret}{{"host":"h"}}'))),
     st.builds(Raise, slugs, secrets, numbers, keeps, shared),
     st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -128,7 +129,7 @@ async def test_idle_connections_that_were_cut(
         proxies = [stack.enter_context(FaultProxy(url)) for url in nodes.urls[:size]]
         manager = real_manager([proxy.url for proxy in proxies], node_timeout=1.0 if cut is FaultProxy.cut else 10.0)
         await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
-        for _ in range(3):
+        for _ in range(1 if cut is FaultProxy.cut else 3):  # one that is cut is found by its time alone
             for proxy in proxies:
                 cut(proxy)
             lease = await flavour.acquire(manager.lock("a", wait=0))
@@ -179,9 +180,15 @@ async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(n
     assert held_by(manager, "{a}")
 
 
-@pytest.mark.parametrize(("kind", "put"), [("h", "rpush"), ("f", "rpush"), ("q", "set")])
+@pytest.mark.parametrize(
+    ("kind", "put", "name", "how"),
+    [
+        *(("h", "rpush", "a", {}), ("h", "rpush", ["0", "a"], {}), ("f", "rpush", ["0", "a"], {})),
+        *(("q", "set", "a", {}), ("r", "set", "a", {"limit": 2})),
+    ],
+)
 async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
-    nodes: Servers, flavour: Flavour, kind: str, put: str
+    nodes: Servers, flavour: Flavour, kind: str, put: str, name: Any, how: dict[str, int]
 ):
     """A key of another type gives no vote, and nothing is half written."""
     manager = real_manager(nodes.urls)
@@ -190,9 +197,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
             getattr(client, put)(f"t:{{a}}:{kind}", "not a lock")
 
     with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
-        await flavour.acquire(manager.lock("a", wait=0))
-    with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
-        await flavour.acquire(manager.lock(["0", "a"], wait=0))
+        await flavour.acquire(manager.lock(name, wait=0, **how))
 
     with nodes[0].client() as client:
         # A node that replies too late gets a release of the request, which leaves a tombstone for a while; and leases

@@ -12,7 +12,7 @@ import pytest
 
 from django_redlock import LockManager
 from django_redlock.testing import FaultProxy, Servers
-from tests.managers import eventually, fork, held_by, in_threads, on_each, patient_manager, real_manager
+from tests.managers import eventually, fork, held_by, in_threads, patient_manager, real_manager
 
 KEY = "t:{a}:h"
 
@@ -69,18 +69,6 @@ async def test_release_waits_for_links_if_other_threads_use_all(nodes: Servers):
         assert outcome == "released"
         with manager.lock("a", wait=0):
             pass
-
-
-async def test_server_that_forgot_the_script(nodes: Servers):
-    """The release is sent by its digest; a node that does not know the script gets it in full after its reply."""
-    manager = patient_manager(nodes.urls[:3])
-    outcomes = Outcomes(manager)
-    manager.lock("a").acquire().release()
-    with manager.lock("a", release="send", renew=False):
-        on_each(nodes[:3], "SCRIPT", "FLUSH")
-
-    await eventually(lambda: outcomes == ["released"] * 2)
-    assert held_by(manager, "{a}")
 
 
 # The ends of a process

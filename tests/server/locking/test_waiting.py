@@ -74,9 +74,9 @@ async def serve_five(
     assert waiting(manager) == 0
 
 
-async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
+async def test_waiters_are_served_in_the_order_of_their_arrival(real: Manager, flavour: Flavour):
     """First come, first served, and the queue is empty afterwards."""
-    await serve_five(make(), flavour)
+    await serve_five(real(), flavour)
 
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
@@ -84,9 +84,9 @@ async def test_order_is_kept_when_notification_connections_are_killed(nodes: Ser
     await serve_five(real_manager(nodes.urls), flavour, lambda: on_each(nodes, "CLIENT", "KILL", "TYPE", "pubsub"))
 
 
-async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
+async def test_free_lock_is_reserved_for_the_first_waiter(real: Manager, flavour: Flavour):
     """A caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
-    manager = make()
+    manager = real()
     holder = await flavour.acquire(manager.lock("a"))
     wanted = manager.lock("a").description().wanted
     steps = manager.acquirer.acquisition(wanted, "elsewhere|1").steps(manager.runtime.instant())
@@ -103,22 +103,9 @@ async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour
     await flavour.release(pushy)
 
 
-async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flavour: Flavour):
-    """Nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
-    manager = make()
-    holder = await flavour.acquire(manager.lock("a"))
-
-    with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.lock("a", wait=0.05))
-
-    await eventually(lambda: waiting(manager) == 0)
-    await flavour.release(holder)
-
-
-@pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
-async def test_cancelled_waiter_leaves_the_queue(make: Manager):
+async def test_cancelled_waiter_leaves_the_queue(real: Manager):
     """A cancelled waiter also leaves the queue."""
-    manager = make()
+    manager = real()
     holder = await manager.lock("a").aacquire()
     waiter = asyncio.ensure_future(manager.lock("a").aacquire())
     await eventually(lambda: waiting(manager) == 1)
@@ -129,14 +116,14 @@ async def test_cancelled_waiter_leaves_the_queue(make: Manager):
 
     await eventually(lambda: waiting(manager) == 0)
     assert await holder.arelease() == "released"
+    await manager.aclose()
 
 
-@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
-    make: Manager, flavour: Flavour, monkeypatch: Any
+    real: Manager, flavour: Flavour, monkeypatch: Any
 ):
     """After its notification, a waiter needs one more attempt, however long its pause would have been."""
-    manager = make()
+    manager = real()
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
@@ -150,10 +137,9 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
-async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
+async def test_waiter_for_several_names_does_not_starve(real: Manager, flavour: Flavour):
     """A waiter for several names gets them although others take one of the names again and again."""
-    manager = make()
+    manager = real()
     served, names = threading.Event(), iter("aabb")
 
     async def take(mine: Flavour) -> None:
@@ -211,10 +197,9 @@ def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
     assert [node for node, _ in listener._arrived] == [1]
 
 
-@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
-async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Manager, monkeypatch: Any):
+async def test_notification_that_comes_before_the_wait_is_not_lost(real: Manager, monkeypatch: Any):
     """The lock is released between a waiter's first refusal and its wait; it asks again at once."""
-    one = manager()
+    one = real()
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
     first = await line.join(0)

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ BEGIN = (
     "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
     "from django_redlock import locks; from django_redlock.inventory import find_lock; "
 )
+SHELL = "\nfor line in sys.stdin: exec(json.loads(line)); print(flush=True)"
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,7 @@ class Shop:
         self._notes = notes
         self._backend = backend
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._shell: subprocess.Popen[bytes] | None = None
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program, which is killed at the end of the test."""
@@ -60,11 +65,20 @@ class Shop:
         return self.start("-m", "django", "redlock_reap_tasks", "--every=0.5")
 
     def run(self, code: str) -> Any:
-        """Run code in a process with the project, and return what it prints last, which is JSON."""
-        return printed(self.call(code))
+        """Run code in one process with the project, unless its environment changes; return the JSON that it prints."""
+        if self._shell is None or self._shell_env != self.env:
+            self._shell, self._shell_env = self.call(SHELL, stdin=subprocess.PIPE), dict(self.env)
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.write(json.dumps(code).encode() + b"\n")
+        self._shell.stdin.flush()
+        said = self._shell.stdout.readline()
+        assert self._shell.stdout.readline() == b"\n", "see its error"
+        return json.loads(said)
 
-    def call(self, code: str) -> subprocess.Popen[bytes]:
-        self._processes.append(spawn([sys.executable, "-c", BEGIN + code], env=self.env, stdout=subprocess.PIPE))
+    def call(self, code: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", BEGIN + code]
+        self._processes.append(spawn(command, env=self.env, stdout=subprocess.PIPE, **options))
         return self._processes[-1]
 
     def notes(self, what: str, word: str) -> list[list[str]]:
@@ -78,37 +92,51 @@ class Shop:
 
     def row(self, task_id: str) -> tuple[str, int]:
         """Return the status of a row, and how many workers have begun it."""
-        status, attempts = self.run(
-            f"result = once.get_backend().get_result({task_id!r}); print(json.dumps([result.status, result.attempts]))"
-        )
-        return status, attempts
+        statement = "SELECT status, worker_ids FROM django_tasks_database_dbtaskresult WHERE id = ?"
+        with closing(sqlite3.connect(self.env["TEST_DATABASE"], timeout=60)) as database:
+            status, workers = database.execute(statement, [task_id.replace("-", "")]).fetchone()
+        return status, len(json.loads(workers))
 
     def end(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
 
 
 Make = Callable[[str], Shop]
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes with an empty database that has its tables, which each test copies."""
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DJANGO_SETTINGS_MODULE": "tests.server.tasks.task_settings",
+        "TEST_BACKEND": "db",
+        "TEST_DATABASE": str(tmp_path_factory.mktemp("tasks") / "db.sqlite3"),
+        "TEST_NODES": "redis://127.0.0.1:1",
+        "TEST_SERVER": "redis://127.0.0.1:1",
+    }
+    subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=env, check=True)
+    return env
+
+
 @pytest.fixture
-def make(tmp_path: Path, nodes: Servers, rq_server: Server) -> Iterator[Make]:
+def make(tmp_path: Path, nodes: Servers, rq_server: Server, migrated: dict[str, str]) -> Iterator[Make]:
     shops: list[Shop] = []
 
     def make(backend: str) -> Shop:
-        env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "DJANGO_SETTINGS_MODULE": "tests.server.tasks.task_settings",
+        env = migrated | {
             "TEST_BACKEND": backend,
-            "TEST_DATABASE": str(tmp_path / "db.sqlite3"),
+            "TEST_DATABASE": shutil.copy(migrated["TEST_DATABASE"], tmp_path),
             "TEST_NODES": ",".join(nodes.urls[:3]),
             "TEST_NOTES": str(tmp_path),
             "TEST_SERVER": rq_server.url,
         }
         shops.append(Shop(env, tmp_path, backend))
         rq_server.reset()
-        subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=env, check=True)
         return shops[-1]
 
     yield make

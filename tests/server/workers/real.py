@@ -1,5 +1,7 @@
 """The common parts of the tests of real workers."""
 
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,6 +39,14 @@ def answer(result: Any, pause: float = 0.03) -> Any:
 def gone(pid: int) -> Callable[[], bool]:
     """Return what tells whether a process has ended, reaped or not."""
     return partial(ended, pid)
+
+
+def kill(child: int) -> None:
+    """Kill a child of the shared worker whose parent has read that it took its task; before, another would get that."""
+    worker = "celery@tests"
+    inspect = project.app.control.inspect(destination=[worker], timeout=1)
+    wait_until(lambda: child in (each["worker_pid"] for each in (inspect.active() or {}).get(worker, ())))
+    os.kill(child, signal.SIGKILL)
 
 
 def free(name: str, *args: Any) -> Callable[[], bool]:

@@ -14,7 +14,7 @@ from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
-from .real import ON_BOTH, answer, consume, free, gone, take_back, task
+from .real import ON_BOTH, answer, consume, free, gone, kill, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +72,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
     def test_retried_when_the_child_died(worker, stage, what):
         """With ``retry_on_worker_lost`` the parent sends the retry, which has the slot while it waits."""
         result = task("try_on").delay(what)
-        os.kill(stage.hear("started"), signal.SIGKILL)
+        kill(stage.hear("started"))
         wait_until(lambda: result.state == "RETRY")
 
         joined = task("try_on").delay(what)

@@ -1,7 +1,6 @@
 """Parts that fail around a run, and the calls that run all the same; see the table in docs/howto/celery-outcomes.md."""
 
 import json
-import os
 import signal
 import time
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from tests.conftest import needs
 from tests.managers import wait_until
 
 from . import project
-from .real import ON_BOTH, ON_REDIS, answer, consume, free, take_back, task
+from .real import ON_BOTH, ON_REDIS, answer, consume, free, kill, take_back, task
 
 # The result backend
 
@@ -84,11 +83,10 @@ def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fa
 
 
 @ON_REDIS
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what, pool):
-    """A message that may be done is put back, and runs when the backend is there again."""
-    needs("gevent", pool == "prefork" or find_spec("gevent"), "pip install gevent")
-    queue, options = f"again-{pool}", {"pool": pool, "concurrency": 1}
+def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what):
+    """A message that may be done is put back, and runs when the backend is there again, also under gevent."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+    queue, options = "again", {"pool": "gevent", "concurrency": 1}
     worker = start(queue, **options, **lonely)
     result = task("hold_late").apply_async((what,), queue=queue)
     stage.hear("started")
@@ -165,7 +163,7 @@ def test_ended_before_the_body_begins(worker, stage, what, name, how):
     if how == "terminate":
         result.revoke(terminate=True)
     if how == "killed child":
-        os.kill(child, signal.SIGKILL)
+        kill(child)
 
     if how == "soft limit":  # Celery logs what a receiver raises, and runs the task
         stage.hear("started")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.contrib.consensus import replicated
-from django_redlock.core.protocol import ABSENT, ENDLESS, SHARED, Failure, Kind, Release, Reply, Request, Survey
+from django_redlock.core.protocol import ABSENT, SHARED, Failure, Kind, Release, Reply, Request, Survey
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec
 from django_redlock.nodes.backends import open_node
@@ -32,7 +32,6 @@ from tests.managers import (
     fork_and_lock,
     patient_manager,
     run_greenlets,
-    wait_until,
 )
 from tests.server.locking.test_database import SECRET, acquire, agree, between, requests
 from tests.zookeeper import Zoo
@@ -118,20 +117,6 @@ def test_requests_that_are_too_large_together_are_carried_out_alone(table: Any):
     assert table.execute([acquire("small")])[0].kind is Kind.ACCEPTED
 
 
-def test_survey_lists_page_by_page_what_is_held(table: Any, monkeypatch: pytest.MonkeyPatch):
-    """Each lock is on one page; locks that have ended are left out, and nothing is without an end."""
-    monkeypatch.setattr(sys.modules[type(table).__module__], "PAGE", 2)
-    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(30)])
-    table.execute([acquire("n1x", ttl=-5.0)])
-
-    pages = listed(table, 7)
-    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
-
-    assert sorted(slug for page in pages for slug in page) == sorted(f"{{n{number}}}" for number in range(30))
-    assert all(len(page) <= 7 for page in pages)
-    assert last.rows == ()
-
-
 def test_records_that_nobody_needs_are_deleted(table: Any, store: Store, monkeypatch: pytest.MonkeyPatch):
     """Expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
     monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
@@ -192,16 +177,6 @@ def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest
     between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
 
     assert table.execute([acquire()])[0].kind is Kind.BUSY
-
-
-def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
-    """A restored backup may have the era of the present leader, whose clock is behind the times in it."""
-    observe = table.clock.observe
-    monkeypatch.setattr(table.clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
-    table.execute([acquire(ttl=2.0)])
-
-    assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-    wait_until(lambda: other.execute([acquire(secret="b" * 32)])[0].kind is not Kind.BUSY)
 
 
 def test_connected_process_notices_that_the_store_was_emptied(table: Any, store: Store):

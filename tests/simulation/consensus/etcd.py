@@ -14,9 +14,9 @@ from typing import Any
 from django_redlock.contrib.consensus.etcd.client import UNAVAILABLE, EtcdError
 from django_redlock.contrib.consensus.etcd.node import GRANTED
 from django_redlock.core.protocol import Failure
+from tests.machine.world import Clock, Place, World
 
 from ..profiles import TTL, Profile
-from ..world import Clock, Place, World
 
 CLUSTER = 0xE7CD  # its id
 FOREVER = 9_223_372_036  # seconds that a member gives for each lease while it does not count them
@@ -32,8 +32,8 @@ Apply = Callable[[], dict[str, Any]]
 class Member(Place):
     """One member: what it believes, and the clock by which it counts leases while it leads."""
 
-    def __init__(self, world: World, number: int, rate: float) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, name: str, number: int, rate: float) -> None:
+        super().__init__(world, f"{name} {number}")
         self.number = number
         self.term = 2
         self.leader: int | None = 0
@@ -73,7 +73,7 @@ class Cluster:
         self._name = name
         self._profile = profile
         rate = profile.rate
-        self.members = [Member(world, number, 1 + world.random.uniform(-rate, rate)) for number in range(3)]
+        self.members = [Member(world, name, number, 1 + world.random.uniform(-rate, rate)) for number in range(3)]
         self.leader: Member | None = self.members[0]
         self.term = 2
         self.revision = 1
@@ -266,8 +266,7 @@ class Cluster:
 
     def stop(self, member: Member, seconds: float, still: float = 0.0) -> None:
         """Freeze a member; its clock may stand still for *still* seconds meanwhile, as that of a machine does."""
-        self._world.log(self._name, f"member {member.number} stops for {seconds:.3f}")
-        member.stopped_until = max(member.stopped_until, self._world.now + seconds)
+        member.stop(seconds)
         member.clock.step(-still)
 
     def kill(self, member: Member, seconds: float) -> None:

@@ -7,8 +7,7 @@ from django_redlock.contrib.consensus.etcd import node as etcd
 from django_redlock.contrib.consensus.etcd.node import EtcdTable
 from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records.record import Moment
-
-from ..mutation import Mutant, always, returns
+from tests.machine.mutation import Mutant, always, returns
 
 LEADERS = ("leaders", "leaders apart")
 

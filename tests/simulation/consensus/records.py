@@ -1,7 +1,7 @@
 """
 Nodes of records in virtual time: the production tables over a simulated etcd cluster.
 
-A table waits for each reply, so it runs in a greenlet, which its process resumes.
+A table waits for each reply, so it runs in a thread of its process.
 """
 
 import json
@@ -9,8 +9,6 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from greenlet import greenlet
 
 from django_redlock.contrib.consensus.etcd.node import EtcdTable
 from django_redlock.contrib.consensus.place import Place as Addresses
@@ -20,14 +18,14 @@ from django_redlock.core.protocol import SHARED, Acquire, Kind, Release, Reply, 
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records.record import Decision
 from django_redlock.nodes.records.table import PAUSE, UntouchedError
+from tests.machine.network import Link, describe
+from tests.machine.process import Bell, Process
+from tests.machine.world import Place, World
 
-from ..network import Link, describe
 from ..profiles import Profile
-from ..world import Call, Command, Place, Routine, Sleep, Wait, World
 from .etcd import Cluster, Member
 
 if TYPE_CHECKING:
-    from ..driver import Process
     from ..oracles import Oracles
 
 AT_ONCE = 50  # requests that are decided and written together, at most
@@ -37,22 +35,22 @@ PREFIX = "r:"
 class Store(Place):
     """A replicated store as one node."""
 
-    up, boot, booted, is_replica = True, 0, -1e9, False
+    up, boot, booted, is_replica, deaf, mute = True, 0, -1e9, False, False, False
 
     def __init__(self, world: World, number: int, oracles: "Oracles", profile: Profile) -> None:
-        super().__init__(world)
+        super().__init__(world, f"store {number}")
         self.number = number
-        self.name = f"store {number}"
         self.at_end: list[Callable[[], None]] = []
         self.cluster = Cluster(world, self.name, profile)
         self.oracles = oracles
+        self.workers: dict[Process, Worker] = {}
         self._released: set[str] = set()
 
     def greeting(self) -> Greeting:
         return Greeting(run_id=self.name, age=float("inf"))
 
-    def link(self, client: "Process") -> "RecordLink":
-        return RecordLink(client, self)
+    def link(self, process: Process) -> "RecordLink":
+        return RecordLink(process, self)
 
     def stop(self, seconds: float) -> None:
         self.cluster.stop(self.world.random.choice(self.cluster.members), seconds)
@@ -63,6 +61,9 @@ class Store(Place):
                 notification(waiter)
 
         self.cluster.watchers[coded(f"{PREFIX}w/{process}")] = changed
+
+    def ignore(self, process: str) -> None:
+        self.cluster.watchers.pop(coded(f"{PREFIX}w/{process}"), None)
 
     def record(self, slug: str) -> dict[str, Any]:
         _, value = self.cluster.values.get(coded(f"{PREFIX}h/{slug}"), (0, ""))
@@ -101,66 +102,57 @@ def coded(key: str) -> str:
 class RecordLink(Link):
     """One link of a process; all links to one store share a worker."""
 
-    def __init__(self, client: "Process", machine: Store) -> None:
-        super().__init__(client, machine)
-        worker = client.workers.get(machine.number)
+    def __init__(self, process: Process, machine: Store) -> None:
+        super().__init__(process, machine)
+        worker = machine.workers.get(process)
         if worker is None or worker.ended:
-            worker = client.workers[machine.number] = Worker(client, machine)
+            worker = machine.workers[process] = Worker(process, machine)
         self._worker = worker
         worker.links.append(self)
 
-    def send(self, request: Request, greet: bool) -> None:
-        said = self.said if greet else None
+    def transmit(self, request: Request | None) -> None:
+        process, deliver = self.process, self.deliver
         if self._worker.ended:
-            self.client.after(0.0, self.end)
+            process.after(0.0, self.end)
         else:
-            world, deliver = self.client.world, self.deliver
-            self._worker.submit(request, lambda reply: self.client.arrive(world.now, deliver, said, reply))
+            self._worker.submit(request, lambda reply: process.arrive(process.world.now, deliver, reply))
 
 
 class Worker:
     """The thread of a process that uses one store; see :class:`django_redlock.nodes.records.worker.Worker`."""
 
-    def __init__(self, process: "Process", store: Store) -> None:
+    def __init__(self, process: Process, store: Store) -> None:
         self.process = process
         self.store = store
         self.links: list[RecordLink] = []
         self.ended = False
-        self._jobs: deque[tuple[Request, Callable[[Reply], None]]] = deque()
+        self._jobs: deque[tuple[Request | None, Callable[[Any], None]]] = deque()  # without a request: a greeting
         self._table = SimulatedTable(self)
-        self._greenlet = greenlet(self._run)
-        self._task = process.spawn(self._steps())
+        self._bell = Bell(process)
+        process.spawn(self._run)
 
-    def submit(self, request: Request, deliver: Callable[[Reply], None]) -> None:
+    def submit(self, request: Request | None, deliver: Callable[[Any], None]) -> None:
         """Have a request carried out after those that came before."""
         self._jobs.append((request, deliver))
-        self._task.wake()
-
-    def close(self) -> None:
-        """Drop the greenlet, which would keep the whole schedule in memory while it waits."""
-        self._greenlet.throw()
-
-    def do(self, command: Command) -> Any:
-        """Have the task carry out a command, in the greenlet; return the result."""
-        return self._greenlet.parent.switch(command)
-
-    def _steps(self) -> Routine:
-        command = self._greenlet.switch()
-        while not self._greenlet.dead:
-            command = self._greenlet.switch((yield command))
+        self._bell.ring()
 
     def _run(self) -> None:
         try:
             while True:
                 if not self._jobs:
-                    self.do(Wait(1e9))
-                self._execute([self._jobs.popleft() for _ in range(min(AT_ONCE, len(self._jobs)))])
+                    self._bell.wait()
+                jobs = [self._jobs.popleft() for _ in range(min(AT_ONCE, len(self._jobs)))]
+                self._execute([(request, deliver) for request, deliver in jobs if request])
+                for deliver in [deliver for request, deliver in jobs if request is None]:
+                    deliver(self.store.greeting())
         except LinkError:
             self.ended = True
             for link in self.links:
                 self.process.after(0.0, link.end)
 
     def _execute(self, jobs: Sequence[tuple[Request, Callable[[Reply], None]]]) -> None:
+        if not jobs:
+            return
         try:
             replies = self._table.execute([request for request, _ in jobs])
         except UntouchedError as error:
@@ -196,8 +188,8 @@ class MemberLink:
             raise ConnectionResetError
         process, store, member = self._worker.process, self._worker.store, self._member
         faults, random = process.faults, process.random
-        lost = random() if faults.on and random() < process.profile.cut else 1.0
-        reset = faults.on and random() < process.profile.reset
+        lost = random() if faults.on and random() < faults.hazards.cut else 1.0
+        reset = faults.on and random() < faults.hazards.reset
 
         def begin(resume: Callable[[Any], None]) -> None:
             def send() -> None:
@@ -214,10 +206,7 @@ class MemberLink:
             process.after(self._timeout, resume, TimeoutError())
 
         process.breathe()
-        reply = self._worker.do(Call(begin))
-        if isinstance(reply, Exception):
-            raise reply
-        return reply  # type: ignore[no-any-return]
+        return process.thread.call(begin)  # type: ignore[no-any-return]
 
 
 class SimulatedTable(EtcdTable):
@@ -236,7 +225,8 @@ class SimulatedTable(EtcdTable):
         return self._worker.process.wall()
 
     def pause(self, longest: float = PAUSE) -> None:
-        self._worker.do(Sleep(self._worker.process.world.random.uniform(0, longest)))
+        world = self._worker.process.world
+        world.sleep(world.random.uniform(0, longest))
 
     def dial(self, number: int, timeout: float) -> Any:
         return MemberLink(self._worker, self._worker.store.cluster.members[number], timeout)
@@ -246,7 +236,7 @@ class SimulatedTable(EtcdTable):
         store = self._worker.store
         # The records that a request reads are compared when it writes, so they are the same then.
         self._found = [
-            (request, reply, store.oracles.missing(store, request))
+            (request, reply, store.oracles.before(store, request))
             for request, reply in zip(requests, decision.replies, strict=False)
         ]
         return decision

@@ -459,7 +459,7 @@ OVERLAPS = {
         *messages(WAITS, options=[BOTH, RERUN, REPLACE], slot="own beside another run"),
         *messages(REVOKED, TAKEN, options=BRIEFLY),
         *messages(REVOKED, options=BOTH | BRIEFLY, slot="own beside another run", holder="another running"),
-        *messages(REVOKED, options=WAIT | {"wait_for": 1}, slot="no task", times=1, holder="another held"),
+        *messages(REVOKED, options=WAIT | {"wait_for": 0.1}, slot="no task", times=1, holder="another held"),
         *messages(WAITS, options=WAIT, sent=[{"expires": 100}, {"ignore_result": False}], slot="another run"),
         *messages(WAITS, options=WAIT, sent={"ignore_result": True}, slot="another run", told="PENDING"),
     ],

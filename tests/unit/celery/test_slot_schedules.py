@@ -11,4 +11,4 @@ def test_schedules(name):
     """Whatever the turns of callers and workers, every call ends as its answer said."""
     outcomes = [run(PROFILES[name], seed) for seed in range(4)]
 
-    assert [str(outcome) for outcome in outcomes if outcome.violations] == []
+    assert [str(outcome) for outcome in outcomes if outcome.failures] == []

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
+from django_redlock import Lease
 from django_redlock.core.protocol import ENROLMENT
-from tests.simulation.driver import Lease
 from tests.simulation.profiles import CALM, EVERYTHING, OF_STORES, TTL, Profile
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.schedule import Client, Schedule, run
-from tests.simulation.world import Routine, Sleep
 
 # 10 of the others
 SEEDS = {
@@ -50,17 +49,17 @@ def test_lock_of_a_dead_holder(seed: int):
     schedule, [holder, waiter] = schedule_of(seed=seed)
     got = []
 
-    def hold() -> Routine:
-        yield from holder.acquire(("a",), 0.0)
-        waiter.spawn(wait())
+    def hold() -> None:
+        holder.acquire(("a",), 0.0)
+        waiter.spawn(wait)
         holder.kill()
 
-    def wait() -> Routine:
-        lease = yield from waiter.acquire(("a",), None)
+    def wait() -> None:
+        lease = waiter.acquire(("a",), None)
         got.append(schedule.world.now)
         assert isinstance(lease, Lease)
 
-    holder.spawn(hold())
+    holder.spawn(hold)
     schedule.world.run(10.0)
 
     assert len(got) == 1
@@ -72,28 +71,27 @@ def queue(seed: int, waiters: int, nodes: int = 3, **hazards: float) -> tuple[li
     schedule, clients = schedule_of(nodes, 4, seed, **hazards)
     served: list[int] = []
 
-    def hold() -> Routine:
-        lease = yield from clients[0].acquire(("a",), 0.0)
-        clients[0].renew(lease)
+    def hold() -> None:
+        lease = clients[0].acquire(("a",), 0.0, renew=True)
         for number in range(waiters):
-            yield Sleep(0.01)
+            schedule.world.sleep(0.01)
             client = clients[number % len(clients)]
-            client.spawn(wait(client, number))
-        yield Sleep(1.0)
+            client.spawn(wait, client, number)
+        schedule.world.sleep(1.0)
         began.extend((schedule.world.now, schedule.oracles.commands))
-        yield from clients[0].release(lease)
+        clients[0].release(lease)
 
-    def wait(client: Client, number: int) -> Routine:
-        lease = yield from client.acquire(("a",), None)
+    def wait(client: Client, number: int) -> None:
+        lease = client.acquire(("a",), None)
         assert isinstance(lease, Lease)
         served.append(number)
         ended[:] = schedule.world.now, schedule.oracles.commands
-        yield Sleep(0.005)
-        yield from client.release(lease)
+        schedule.world.sleep(0.005)
+        client.release(lease)
 
     began: list[float] = []
     ended: list[float] = []
-    clients[0].spawn(hold())
+    clients[0].spawn(hold)
     schedule.world.run(120.0)
     return served, ended[0] - began[0], (ended[1] - began[1]) / waiters
 
@@ -130,20 +128,20 @@ def test_returned_grants_notify_nobody():
     world, (doubtful, occupied, _) = schedule.world, schedule.machines
     got = []
 
-    def hold() -> Routine:
-        lease = yield from holder.acquire(("a",), 0.0)
-        waiter.spawn(wait())
-        yield Sleep(0.3)
+    def hold() -> None:
+        lease = holder.acquire(("a",), 0.0)
+        waiter.spawn(wait)
+        schedule.world.sleep(0.3)
         occupied.store.records.queues["{a}"].enrol("gone|1", 0, occupied.clock() + ENROLMENT)
         doubtful.set_clock(0.05)
-        yield from holder.release(lease)
+        holder.release(lease)
 
-    def wait() -> Routine:
-        lease = yield from waiter.acquire(("a",), None)
+    def wait() -> None:
+        lease = waiter.acquire(("a",), None)
         assert isinstance(lease, Lease)
         got.append(world.now)
 
-    holder.spawn(hold())
+    holder.spawn(hold)
     world.run(1.3)
 
     assert not got

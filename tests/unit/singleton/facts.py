@@ -8,6 +8,7 @@ from django_redlock.core.names import SECRET_SIZE, Owner, encode
 from django_redlock.core.protocol import Outcome
 from django_redlock.exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.singleton import questions as ask
+from django_redlock.singleton.line import GRACE
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
@@ -65,12 +66,13 @@ class Facts:
         refuses: How whoever carries messages refuses them.
         cannot_store: Whether no outcome can be stored.
         lost: Whether the slot of the run is lost right after it was taken.
-        length: How long the last run took.
+        length: How long the last run took; 0.0 is not known.
+        ahead: How many waiters come before the message in the queue of its slot; None if it is in none.
         kept: For how long the worker has had the message.
-        waits: Whether a process waits for the slot.
         here: The row that this thread has stored.
         unheard: Whether no node hears that a lock is freed, or written.
-        ends_soon: Whether the run that has the slot ends while somebody waits for it.
+        ends_soon: Whether the run that has the slot ends while somebody waits for it in a process.
+        ends_late: Whether it ends just before the message would be put back.
         meanwhile: The locks that others take before this one claims a lock.
     """
 
@@ -81,12 +83,13 @@ class Facts:
     refuses: ask.Refused | None = None
     cannot_store: bool = False
     lost: bool = False
-    length: float | None = None
+    length: float = 0.0
+    ahead: int | None = 0
     kept: float | None = 0.0
-    waits: bool = False
     here: str = ""
     unheard: bool = False
     ends_soon: bool = False
+    ends_late: bool = False
     meanwhile: dict[str, Seen] = field(default_factory=dict)
     asked: list[ask.Question] = field(default_factory=list)
     now: float = 1000.0
@@ -129,7 +132,7 @@ class Facts:
         if isinstance(question, self.silent):
             raise QuorumUnavailableError("silent", retry_after=self.silent_for)
         match question:
-            case ask.Now():
+            case ask.Now() | ask.Wall():
                 return self.now
             case ask.Pause(seconds):
                 self.now += seconds
@@ -140,8 +143,8 @@ class Facts:
                 return self._claim(ticket, adopt, call)
             case ask.Put(name, _, state, own, ref, adopt, strict, call):
                 return self._put(name, str(state), own or secret(str(len(self.asked) % 10)), ref, adopt, strict, call)
-            case ask.Take(ticket, own, inline, wait):
-                if wait and self.ends_soon:
+            case ask.Take(ticket, own, inline, wait, away):
+                if (wait and self.ends_soon) or (away > GRACE and self.ends_late):
                     del self.locks[ticket.running]
                 adopt = ticket.secret if ticket.waiting == ticket.running else ""
                 self._put(ticket.running, "", own or secret("e"), "" if inline else ticket.task_id, adopt, False, "")
@@ -171,8 +174,6 @@ class Facts:
                 return self.length
             case ask.Kept():
                 return self.kept
-            case ask.Waits():
-                return self.waits
             case ask.Digest():
                 return "0123456789"
             case ask.StoredHere():
@@ -198,7 +199,7 @@ class Facts:
         mine = bool(seen.value) and seen.secret in (adopt, own)
         if (seen.value and not mine) or (strict and not mine):
             about = seen.owner._asdict() if seen.owner else {}
-            raise LockTakenError(name, holder=about, retry_after=seen.left)
+            raise LockTakenError(name, holder=about, retry_after=seen.left, ahead=self.ahead)
         self.locks[name] = held(ref, state, secret=own, call=call)
         return own
 
@@ -262,6 +263,6 @@ def scene(kind: Any, /, **about: Any) -> tuple[Any, Facts]:
         parts.append({name: about.pop(name) for name in names & about.keys()})
     facts, options, own = parts
     rules = SingletonOptions(**options)
-    scope = {"scope": rules.scope} if "scope" in options else {}
+    scope = {name: getattr(rules, name) for name in ("scope", "limit") if name in options}
     ticket = replace(own.pop("ticket", TICKET), **scope, **about)
     return kind(ticket=ticket, rules=rules, **own), Facts(**facts)

@@ -25,9 +25,10 @@ from django_redlock.singleton.arrival import (
     expire,
     occupy,
 )
+from django_redlock.singleton.line import Line
 from django_redlock.singleton.options import Return, SingletonOptions
 from django_redlock.singleton.slot import DuplicateTask, Seen
-from django_redlock.singleton.ticket import Ticket, began_secret
+from django_redlock.singleton.ticket import Permit, Ticket, began_secret
 
 from .facts import (
     BOTH,
@@ -261,7 +262,7 @@ def test_expired_message_of_a_pending_call_takes_older_ones_with_it() -> None:
 def test_message_that_is_put_back_says_what_it_has_met() -> None:
     """How often and for how long it has waited, whether it came again, whom it follows, and whether it watches."""
     waits = sent(**WAIT, locks=OTHER)
-    assert (waits.pause, waits.ticket) == (2.0, replace(TICKET, tries=1, waited=2.0))
+    assert (waits.pause, waits.ticket) == (10.0, replace(TICKET, tries=1, waited=10.0, line=Line(1_000_000_000)))
     for about, joined in (
         ({}, "other"),
         ({"stores": False}, ""),
@@ -323,27 +324,79 @@ def test_record_of_a_pending_call_that_waits_is_kept() -> None:
         assert [each.strict for each in facts.asked_for(ask.Put) if each.name == NEXT] == [True] * keeps
 
 
-SHORT = [
-    Case("short runs", True, **SERIAL, length=0.1),
-    Case("long runs", False, **SERIAL, length=0.3),
-    Case("no run yet", False, **SERIAL),
-    Case("it has waited before", True, **SERIAL, tries=1),
-    Case("it has waited, and runs are long", False, **SERIAL, tries=1, length=0.3),
-    Case("another process waits", False, **SERIAL, length=0.1, waits=True),
-    Case("the run is over", False, **SERIAL, length=0.1, locks=OTHER_HOLDS),
-    Case("runs do not follow each other", False, **WAIT, length=0.1),
+# The run that has the slot began at 1.0
+QUEUED_BEHIND = [
+    Case("the run ends in a moment", True, now=21.7, length=21.0),
+    Case("the run goes on", False, now=11.7, length=21.0),
+    Case("it takes longer than the last one", False, now=61.7, length=21.0),
+    Case("it has just begun", True, now=1.3),
+    Case("it has lasted for a while", False, now=3.0),
+    Case("others come first", False, now=1.1, length=0.3, ahead=1),
+    Case("others come first, and runs are very short", True, now=1.01, length=0.02, ahead=1),
+    Case("one of three runs ends soon", True, now=1.0, length=1.4, limit=3),
+    Case("the run is over", False, now=1.1, length=0.1, locks=OTHER_HOLDS),
+    Case("it is kept for a moment", True, now=1.1, locks=by("other", HELD, left=0.4)),
+    Case("no task has the slot", False, now=1.1, locks=NO_TASK, waited=30.0),
+    Case("the run that has the slot tells how long runs take", True, now=21.7, locks=by("other", call="21.0")),
+    Case("the message remembers", True, now=21.7, line=Line(5, 21.0)),
 ]
 
 
-@pytest.mark.parametrize("case", SHORT, ids=str)
-def test_process_waits_for_short_runs(case: Case) -> None:
-    """One process waits for the end of a short run itself, and runs its message then; all others put it back."""
+@pytest.mark.parametrize("case", QUEUED_BEHIND, ids=str)
+def test_process_waits_for_the_end_of_a_run(case: Case) -> None:
+    """One process waits for a moment, and its run follows at once; all others put their messages back."""
     (waits,) = case.expected
     for ends_soon in (False, True):
-        verdict, facts = decided(**{"locks": OTHER} | case.about, ends_soon=ends_soon)
-        assert [each.wait for each in facts.asked_for(ask.Take)] == [0.0, 0.5][: 1 + waits]
-        assert isinstance(verdict, Run if waits and ends_soon else PutBack)
-        assert len(facts.asked_for(ask.NoteLength)) == (waits and not ends_soon)
+        verdict, facts = decided(**SERIAL | {"locks": OTHER} | case.about, ends_soon=ends_soon)
+        runs = waits and ends_soon
+        assert [each.wait for each in facts.asked_for(ask.Take)] == [0.0, 0.5][: 1 + waits] + [0.0] * (not runs)
+        assert isinstance(verdict, Run if runs else PutBack)
+
+
+def test_message_that_waits_keeps_its_place() -> None:
+    """For its pause and a moment more, in the order in which workers got the messages."""
+    verdict, facts = decided(**SERIAL, now=11.0, length=30.0, locks=OTHER)
+    assert [each.away for each in facts.asked_for(ask.Take)] == [3.0, verdict.pause + 3.0]
+    (again,) = facts.asked_for(ask.Send)
+    assert again.ticket.line == Line(11_000_000, 30.0)
+    assert sent(**SERIAL, now=99.0, locks=OTHER, line=again.ticket.line).ticket.line.stamp == 11_000_000
+
+
+def test_message_that_does_not_wait_has_no_place() -> None:
+    """Nor has that of a pending call, with which no other one waits."""
+    for about in ({}, FAIL, WAIT | {"inline": True}, PENDING):
+        _, facts = decided(**about, locks=RECORD | OTHER)
+        assert {each.away for each in facts.asked_for(ask.Take)} == {0.0}
+        assert facts.asked_for(ask.LeaveLine) == []
+
+
+def test_message_runs_if_the_slot_is_free_before_it_goes_back() -> None:
+    verdict, facts = decided(**SERIAL, now=11.0, locks=OTHER, ends_late=True)
+
+    assert isinstance(verdict, Run)
+    assert facts.asked_for(ask.Send) == []
+
+
+def test_message_that_ends_without_a_run_gives_up_its_place() -> None:
+    """So the messages behind it do not wait for it."""
+    for about, leaves in (({"waited": 9.0, "wait_for": 9.0}, 1), ({}, 0)):
+        _, facts = decided(**SERIAL, **about, line=Line(5), locks=OTHER)
+        assert len(facts.asked_for(ask.LeaveLine)) == leaves
+
+
+def test_message_that_waits_for_a_limited_time_comes_back_in_time() -> None:
+    """At the end of it, it looks once more; whoever waits in no queue is the last."""
+    assert sent(**SERIAL, wait_for=9.0, waited=8.0, now=2.0, length=30.0, locks=OTHER).pause == 1.0
+    assert sent(**SERIAL, now=2.0, length=1.0, ahead=None, locks=OTHER).pause == 600.0
+
+
+def test_run_with_a_permit_is_found_among_all() -> None:
+    """A message that is delivered again waits for its run, whichever permit that has."""
+    permit: Any = {Permit(NAME, 2): held("mine", secret=secret("c"))}
+    about: Any = SERIAL | {"limit": 3}
+    message, facts = scene(Message, **about, locks=permit)
+    assert facts.decide(expire(message.ticket, message.rules)) is False
+    assert isinstance(decided(**about, locks={NAME: split(QUEUED)})[0], PutBack)  # no message waits with a permit
 
 
 def test_overlap_is_reported_once() -> None:
@@ -450,6 +503,14 @@ def test_row_looks_again_before_it_begins(note: Any, withdrawn: bool, verdict: t
             return super().answer(question)
 
     assert isinstance(Later().decide(occupy(scene(Row, ticket=UNSLOTTED)[0])), verdict)
+
+
+def test_row_takes_a_permit_from_no_row() -> None:
+    """A row that waits has the whole lock, from before a deploy with another scope."""
+    for limit, adopted in ((1, secret("b")), (3, "")):
+        row, facts = scene(Row, **SERIAL, limit=limit, locks=OTHER_WAITS, ends_soon=True)
+        assert isinstance(facts.decide(occupy(row)), Run)
+        assert facts.asked_for(ask.Take)[0].ticket.secret == adopted
 
 
 def test_cancelling_a_row() -> None:

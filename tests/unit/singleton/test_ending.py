@@ -20,15 +20,17 @@ from django_redlock.singleton.ending import (
     requeue,
     shorten,
 )
+from django_redlock.singleton.line import Line
 from django_redlock.singleton.pending import begin, discard, keep, look_up
-from django_redlock.singleton.questions import Free, Put, Release
-from django_redlock.singleton.ticket import began_secret
+from django_redlock.singleton.questions import Free, Look, NoteLength, Put, Release
+from django_redlock.singleton.ticket import Permit, began_secret
 
 from .facts import BOTH, NAME, NEXT, OWN, QUEUE, QUEUED, RUN, SERIAL, TICKET, Case, Facts, FakeSlot, by, scene, secret
 
 RUNS, WAITS, OTHER = by("mine", own="e"), by("mine", QUEUED, own="a"), by("other")
 IN_QUEUE = by("mine", QUEUED, name=f"queued:{NAME}", own="a")
 RECORD, NEWER = by("mine", QUEUED, name=NEXT, own="a", call="2.x"), by("mine", QUEUED, name=NEXT, call="3.x")
+OTHERS_PERMIT: Any = {Permit(NAME, 2): OTHER[NAME]}
 PENDING: dict[str, Any] = {"number": 2}
 HOLDS: dict[str, Any] = {"hold_for": 60.0}
 LOST: dict[str, Any] = {"slot": FakeSlot(NAME, RUN, lost=True)}
@@ -136,6 +138,9 @@ MESSAGE_ENDS = [
     Case("a child that will be killed", "shorten", STILL_RUNS, locks=RUNS),
     Case("a child that will be killed, and has not begun", "shorten", FREE, locks=WAITS),
     Case("a child that will be killed, and another one runs", "shorten", OTHERS, locks=OTHER),
+    Case("nodes do not say whose slot it is", "die", FREE, silent=(Look,), locks=RUNS),
+    Case("a dead child had a permit", "die", FREE, **SERIAL, limit=3, locks={Permit(NAME, 2): RUNS[NAME]}),
+    Case("a dead child had none", "die", {Permit(NAME, 2): ("", "other")}, **SERIAL, limit=3, locks=OTHERS_PERMIT),
     Case("a row is put back", "requeue", STILL_WAITS),
     Case("a row is put back, and any number may wait", "requeue", FREE, **SERIAL),
     Case("a message ends", "discard", FREE, locks=WAITS),
@@ -162,6 +167,17 @@ def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -
 
     (put,) = facts.asked_for(Put)
     assert (put.ttl, facts.locks[NAME].secret == RUN) == (3.0, False)
+    message, facts = scene(Message, **SERIAL, limit=3, locks={Permit(NAME, 2): RUNS[NAME]})
+    facts.decide(shorten(message.ticket, RUN, message.rules))
+    assert [(put.limit, put.strict, put.adopt) for put in facts.asked_for(Put)] == [(3, True, RUN)]
+
+
+def test_run_for_which_others_wait_notes_how_long_it_took() -> None:
+    """By that, their messages come back in time."""
+    for about, noted in (({"line": Line(5)}, [10.0]), ({}, []), ({"line": Line(5)} | NO_SLOT, [])):
+        run, facts = run_of(**about, locks=RUNS)
+        facts.decide(end(run))
+        assert [each.seconds for each in facts.asked_for(NoteLength)] == noted
 
 
 @pytest.mark.parametrize(

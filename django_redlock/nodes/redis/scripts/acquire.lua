@@ -121,9 +121,11 @@ if busy or queued then
         end
       elseif call('ZCARD', queue) < 1000 or call('ZSCORE', queue, waiter) then
         call('ZADD', enrolments, now_ms + enrolment, waiter) -- first, because it has not been read before
-        call('PEXPIRE', enrolments, 2 * enrolment)
         call('ZADD', queue, 'NX', since, waiter)
-        call('PEXPIRE', queue, 2 * enrolment)
+        -- Another waiter may be away for longer than this one.
+        local lasts = math.max(call('PTTL', enrolments), 2 * enrolment)
+        call('PEXPIRE', enrolments, lasts)
+        call('PEXPIRE', queue, lasts)
         position = math.max(position, call('ZRANK', queue, waiter))
       end
     end

@@ -1,0 +1,104 @@
+"""
+When does a message come back that waits for the slot of its key? (internal)
+
+A worker puts such a message back into the broker's queue. Meanwhile its place in the lock's own queue is kept, and no
+other message is served before it. So it has to come back in time: the slot stays free while it is away. If it comes
+back too early, it is put back once more.
+
+The pause is as long as the runs before its own will take. How long a run takes, the process knows that had one, and
+each run tells it to those who find the slot taken. A message that nobody can tell comes back soon, again and again,
+until the present run has ended.
+"""
+
+from contextlib import suppress
+from math import inf
+from typing import NamedTuple
+
+SOON = 0.5  # seconds, the longest wait of the next message in a process
+BRIEF = 0.1  # seconds, the same of a message that has others before it
+EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process
+SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
+PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that the present run has lasted, and at most so long
+BETWEEN = 0.03  # seconds from the end of a run to the beginning of the next
+GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
+
+
+class Line(NamedTuple):
+    """
+    A message that waits, as its ticket remembers it from one visit to the next.
+
+    Args:
+        stamp: When a worker first got it, in microseconds since the epoch: the order in which messages are served; 0 if
+            it does not wait in line.
+        length: Seconds that a run takes; 0.0 if nobody has told it.
+    """
+
+    stamp: int = 0
+    length: float = 0.0
+
+
+NOT_IN_LINE = Line()
+
+
+def write_length(seconds: float) -> str:
+    """Return what a run tells about the length of runs; empty if nothing is known."""
+    return f"{seconds:.3f}" if seconds else ""
+
+
+def read_length(text: str) -> float:
+    """Return the length in what a run tells, in seconds; 0.0 if there is none."""
+    with suppress(ValueError):
+        if 0.0 < (seconds := float(text)) < inf:
+            return seconds
+    return 0.0
+
+
+class Wait(NamedTuple):
+    """
+    How long a message has to wait.
+
+    Args:
+        length: How long a run takes, in seconds; 0.0 if that is not known.
+        ahead: How many waiters come before the message.
+        waited: For how long it has been put back until now, in seconds.
+        lasted: For how long the present run has lasted, in seconds; None if there is none, or if that is not known.
+        left: Seconds until the slot is free, if it is kept for a time after a run; else None.
+        limit: How many runs may have the slot at once.
+    """
+
+    length: float
+    ahead: int
+    waited: float
+    lasted: float | None
+    left: float | None = None
+    limit: int = 1
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known when the slot will be free next."""
+        return self.left is not None or (self.lasted or 0.0) < self.length
+
+    @property
+    def turn(self) -> float:
+        """Seconds until its turn."""
+        first = self.left
+        if first is None:
+            first = 0.0 if self.lasted is None else max(self.length - self.lasted, 0.0)
+        return (first + self.ahead * (self.length + BETWEEN)) / self.limit
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is worth waiting in the process, because it is its turn in a moment."""
+        if self.ahead:
+            return self.known and self.turn <= BRIEF
+        return (self.turn if self.known else self.lasted or self.waited) <= SOON
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds to put the message back."""
+        if self.known:
+            at_least = self.turn - min(EARLY, self.length or EARLY)
+        else:
+            passed = self.lasted or self.waited
+            at_least = max(self.turn, min(passed / PART * (1 + self.ahead), LONGEST_GUESS))
+        return min(max(at_least, SHORTEST), LONGEST)

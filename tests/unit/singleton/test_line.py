@@ -1,0 +1,73 @@
+"""When a message comes back that waits for its slot, and when it waits in its process."""
+
+import pytest
+
+from django_redlock.singleton.line import Wait, read_length, write_length
+
+NOBODY = None  # no run, or none whose beginning is known
+
+
+@pytest.mark.parametrize(
+    ("ahead", "length", "lasted", "pause"),
+    [
+        (0, 20.0, 5.0, 14.75),  # it is next
+        (3, 20.0, 5.0, 14.75 + 3 * 20.03),  # three runs come before its own
+        (3, 20.0, NOBODY, 3 * 20.03 - 0.25),  # the slot is free for the first of them
+        (0, 20.0, 21.0, 5.25),  # the run takes longer than the last one
+        (500, 3600.0, 5.0, 600.0),
+        (0, 0.02, 0.01, 0.1),
+    ],
+)
+def test_message_comes_back_when_it_is_its_turn(ahead: int, length: float, lasted: float | None, pause: float) -> None:
+    """A quarter of a second before, to wait in a process; if runs are shorter than that, not so early."""
+    assert Wait(length, ahead, 30.0, lasted).pause == pytest.approx(pause)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "waited", "lasted", "pause"),
+    [
+        (0, 0.0, 2.0, 0.5),
+        (3, 0.0, 2.0, 2.0),
+        (3, 0.0, 60.0, 10.0),
+        (0, 8.0, NOBODY, 2.0),
+        (100, 0.0, 0.01, 3.0),  # they take some time, however short they are
+    ],
+)
+def test_message_that_nobody_tells_comes_back_soon(
+    ahead: int, waited: float, lasted: float | None, pause: float
+) -> None:
+    """After a quarter of the time for which the run has lasted, for each run before its own; ten seconds at most."""
+    assert Wait(0.0, ahead, waited, lasted).pause == pytest.approx(pause)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "length", "lasted", "waits"),
+    [
+        (0, 20.0, 19.6, True),
+        (0, 20.0, 19.0, False),
+        (0, 20.0, 21.0, False),  # longer than the last one: nobody knows when it ends
+        (0, 0.0, 0.3, True),
+        (0, 0.0, 3.0, False),
+        (1, 0.02, 0.01, True),  # its turn comes in a tenth of a second
+        (2, 0.1, 0.01, False),
+        (1, 0.0, 0.01, False),
+    ],
+)
+def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted: float, waits: bool) -> None:
+    """For half a second at most; a message that has others before it waits for a tenth."""
+    assert Wait(length, ahead, 30.0, lasted).is_short is waits
+
+
+def test_several_runs_at_once_are_as_much_sooner() -> None:
+    assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx((30.0 + 5 * 30.03) / 3)
+
+
+def test_slot_that_is_kept_after_a_run_is_free_at_a_known_time() -> None:
+    assert Wait(1.0, 0, 0.0, NOBODY, left=40.0).pause == 39.75
+    assert Wait(0.0, 0, 0.0, NOBODY, left=0.4).is_short
+
+
+def test_run_tells_how_long_runs_take() -> None:
+    """Anybody can have written what a run tells, so nothing but a number of seconds counts."""
+    assert (read_length(write_length(1.5)), read_length(write_length(0.0))) == (1.5, 0.0)
+    assert [read_length(text) for text in ("", "soon", "nan", "inf", "-1", "7.abc")] == [0.0] * 6
