@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .engine.lease import Lease
     from .engine.lock import Lock
     from .engine.manager import LockManager
+    from .engine.reentrancy import assert_locked, current_lease
     from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
     from .fencing import fenced
     from .handler import lock, locks
@@ -28,6 +29,8 @@ __all__ = [
     "QuorumUnavailableError",
     "RedlockError",
     "StaleTokenError",
+    "assert_locked",
+    "current_lease",
     "fenced",
     "lock",
     "lock_for_update",
@@ -49,6 +52,8 @@ _HOMES = {
     "QuorumUnavailableError": ".exceptions",
     "RedlockError": ".exceptions",
     "StaleTokenError": ".exceptions",
+    "assert_locked": ".engine.reentrancy",
+    "current_lease": ".engine.reentrancy",
     "fenced": ".fencing",
     "lock": ".handler",
     "lock_for_update": ".querysets",

@@ -256,6 +256,11 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: An
             hang while its process lives; None requires no heartbeat.
         max_hold: The longest time for which the lock is renewed, in seconds; None is ``OPTIONS["max_hold"]``, an hour
             by default.
+        hold_for: The least time for which the lock stays taken, in seconds from its acquisition, also if the work or
+            its process ends earlier, however it ends; 0 ends the lock with its work. The nodes keep the lock, and no
+            process renews it. It may be longer than ``max_ttl`` and *max_hold*, which bound the lease alone.
+        hold_on_error: Whether an exception that ends the block leaves the lock taken, too. Without it, the lock is free
+            then. It makes no difference to a process that is killed, whose lock stays taken.
         cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
             LockLostError.
         on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction has been committed

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from django.db import models
+from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
@@ -121,6 +122,14 @@ class HeldLock(models.Model):
         )
         row.lock = lock
         return row
+
+    @property
+    def status(self) -> str:
+        """The state in words; if the work of the holder is over, until when the lock stays taken."""
+        if not (until := self.lock.kept_until):
+            return self.lock.status("")
+        ends, now = localtime(datetime.fromtimestamp(until, UTC)), localtime()
+        return self.lock.status(f"{ends:%H:%M:%S}" if ends.date() == now.date() else f"{ends:%Y-%m-%d %H:%M}")
 
 
 def key_of(fingerprint: str, alias: str, slug: str) -> str:

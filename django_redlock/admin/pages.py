@@ -87,7 +87,7 @@ def detail(key: str) -> dict[str, Any]:
             (_("Holder"), isolated(held.holder or gettext("another program"))),
             (_("Held for"), held_for(row, titled=True)),
             (_("Waiting"), str(held.waiting or gettext("nobody"))),
-            (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
+            (_("Lease"), DASH if held.ttl is None or held.kept_until else clock(held.ttl)),
             (_("Extended"), str(held.extensions)),
             (_("Fencing token"), str(held.fencing_token or DASH)),
             (_("Fingerprint"), held.fingerprint),

@@ -73,7 +73,7 @@ def _title(label: str) -> str:
 def state(row: HeldLock) -> SafeString:
     """Return the state in words, and whether the holder was asked to stop."""
     lock = row.lock
-    about = (lock.state.value, lock.meaning, lock.state.label)
+    about = (lock.state.value, lock.meaning, row.status)
     badge = format_html('<span class="redlock-state redlock-{}" title="{}">{}</span>', *about)
     return format_html("{} {}", badge, stopping(row.asked)) if row.asked else badge
 
@@ -94,7 +94,7 @@ def countdown(lock: LockReport) -> SafeString:
     if lock.remaining is None:
         return SafeString(remaining(lock))
     left = f"{lock.remaining:.1f}"
-    most = f"{max(lock.ttl or lock.remaining, 0.1):.1f}"
+    most = f"{max(lock.ttl or 0.0, lock.remaining, 0.1):.1f}"  # a minimum hold may be longer than the lease
     bar = format_html('<progress max="{}" value="{}" aria-hidden="true"></progress>', most, left)
     return format_html(
         '<span class="redlock-left" data-left="{}"><time datetime="PT{}S">{}</time> {}</span>',

@@ -292,7 +292,7 @@ class SingletonTask(BaseTask[P, R]):
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
-        from .request import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
+        from .parent import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
 
         self.Request = mixed_request(self.Request)
         return freeing_unreadable(super().start_strategy(app, consumer, **options))

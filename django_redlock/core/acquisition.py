@@ -369,7 +369,7 @@ class Acquisition:
             timeout,
             unsure=unsure,
             tombstone=tombstone,
-            lasting=self.wanted.ttl,
+            lasting=max(self.wanted.ttl, self.wanted.hold_for),
             granting=attempt.rounds if same_secret else None,
             number=attempt.number,
         )

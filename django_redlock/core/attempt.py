@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SHARED_KIND, Owner, common_value, encode, encode_since, queue_of, uncounted
-from .protocol import FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, failed
+from .protocol import FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Term, failed
 from .round import Round
 from .rules import Rules, Wanted
-from .votes import GRANTS, Verdict
+from .votes import GRANTS, Verdict, extended_by_quorum
 
 PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
 
@@ -48,6 +48,8 @@ class Granted(NamedTuple):
         queue: The slug whose queue counts, for a lock with several permits.
         untouched: The nodes that certainly have neither the lock nor the waiter.
         waited: Seconds from the first attempt until the lock was held.
+        hold_until: Until when the nodes keep the lock taken, whatever becomes of its holder, on the client's steady
+            clock; 0 if it ends with its work.
     """
 
     slugs: tuple[str, ...]
@@ -62,6 +64,7 @@ class Granted(NamedTuple):
     queue: str = ""
     untouched: frozenset[int] = NO_NODES
     waited: float = 0.0
+    hold_until: float = 0.0
 
 
 class Attempt:
@@ -161,6 +164,13 @@ class Attempt:
                 if not Verdict(second.replies, self._rules).accepted:
                     return None
         self._highest.lift(self.slugs, fencing_token)
+        hold_until = 0.0
+        if hold_for := self._wanted.hold_for:
+            hold_until = self.at.now + hold_for
+            if hold_for > ttl and not (yield from self._keep(fencing_token)):
+                if self._waiter:
+                    self._enrolled |= first.may_queue()
+                return None
         deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
         if self.at.now + self._rules.least_validity(ttl) > deadline:
@@ -183,7 +193,26 @@ class Attempt:
             self._queue,
             frozenset(first.untouched() - self._enrolled) if known and not first.complete else NO_NODES,
             self.at.now - since.now,
+            hold_until,
         )
+
+    def _keep(self, fencing_token: int) -> Generator[Round, Instant, bool]:
+        """
+        Have the nodes keep the lock for a minimum hold that is longer than its lease; return whether a quorum does.
+
+        This comes before the work begins, so that nothing that happens to its process can end the hold earlier. The
+        lease itself stays as short as any: a process that dies in the middle of its attempt leaves nothing for longer.
+        """
+        wanted, rules = self._wanted, self._rules
+        common = common_value(wanted.limit) if self._queue else ""
+        about = (self.slugs, self.secret, self.value, wanted.hold_for, fencing_token, wanted.shared)
+        round = Round.to_extend((Term(*about, common=common),), rules, self._timeout)
+        self.rounds.append(round)
+        self.at = yield round
+        self._note_tokens(round)
+        self._replies = round.replies
+        kinds = [reply.terms[0].kind for reply in round.replies.values() if reply.terms]
+        return extended_by_quorum(kinds, rules) is True
 
     def _of_another(self, reply: Reply) -> Reply:
         """

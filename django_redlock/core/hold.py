@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from .attempt import Granted, HighestToken
-from .names import common_value, counted
-from .protocol import REFUSALS, STOPPED, EndReason, Extended, Kind, Outcome, Release, Reply, Term
+from .names import HELD, common_value, counted, decode, encode
+from .protocol import NOBODYS, REFUSALS, STOPPED, EndReason, Extended, Kind, Outcome, Release, Reply, Term
 from .round import Round, unanswered
-from .rules import Rules, Wanted
+from .rules import EXPIRY_ROUNDING, Rules, Wanted
 from .votes import Verdict, extended_by_quorum, prevents_quorum
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
@@ -36,7 +36,7 @@ class HoldState:
 
     __slots__ = (
         *("names", "ttl", "shared", "limit", "secret", "fencing_token", "waited", "since", "deadline", "timeout"),
-        *("extensions", "ended", "successor", "_taken_away", "_ended_at", "_rules", "_highest"),
+        *("hold_until", "keeps", "extensions", "ended", "successor", "_taken_away", "_ended_at", "_rules", "_highest"),
         *("_slugs", "_value", "_leaving", "_queue", "_untouched", "_rounds", "_granting"),
         *("_renew_at", "_max_hold", "_max_extensions", "_heartbeat", "_beat", "_preparing", "_shortening"),
     )
@@ -52,6 +52,8 @@ class HoldState:
         self.since = granted.start
         self.deadline = granted.deadline
         self.timeout = granted.timeout
+        self.hold_until = granted.hold_until
+        self.keeps = granted.hold_until > 0  # whether the end of the work leaves the lock taken until then
         self.extensions = 0
         self.ended: EndReason | None = None
         self.successor = ""  # who got the lock afterwards, described as JSON; empty if nobody is known
@@ -149,9 +151,11 @@ class HoldState:
             # The earlier deadline counts from now on, because a node may execute the request at any moment.
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
+        # A node that has lost the lock gets it back for the whole minimum hold.
+        lasting = max(self.ttl, self.hold_until - now) if self.hold_until else self.ttl
         value = counted(self._value, self.extensions + 1)
         token, common = self.fencing_token, common_value(self.limit) if self._queue else ""
-        return Term(self._slugs, self.secret, value, self.ttl, token, self.shared, shorten, number, common)
+        return Term(self._slugs, self.secret, value, lasting, token, self.shared, shorten, number, common)
 
     def asked(self, round: Round, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
@@ -180,6 +184,8 @@ class HoldState:
         """
         terms = round.terms
         ttl = terms[number].ttl
+        if self.hold_until:
+            ttl = min(ttl, self.ttl)  # the nodes keep the lock for longer than the lease lasts
         # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
         reported = {
@@ -214,6 +220,7 @@ class HoldState:
         extension finds a tombstone on every node.
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
+        lasting = max(self.ttl, self.hold_until - self._ended_at) if self.hold_until else self.ttl
         unsure = nodes if self._preparing else unanswered(self._rounds)
         release = Release(self._slugs, self.secret, 0.0, self._leaving, self.shared, self._queue)
         return Round.to_release(
@@ -223,11 +230,48 @@ class HoldState:
             self._rules.needed,
             unsure=unsure,
             tombstone=self.ttl,
-            lasting=self.ttl,
+            lasting=lasting,
             granting=self._granting,
             number=self.fencing_token,
             unattended=not timeout,
         )
+
+    def holds_on(self, now: float) -> bool:
+        """Return whether the minimum hold has not passed yet."""
+        return now + EXPIRY_ROUNDING < self.hold_until
+
+    def keep(self, now: float, timeout: float) -> Round:
+        """
+        Return the round that leaves the lock taken for the rest of its minimum hold, by nobody's process.
+
+        A node that misses it, or that gets an extension of the lease after it, keeps the lock for up to one ttl longer.
+        Nothing is redelivered: that would only lengthen the hold.
+        """
+        rest = self.hold_until - now
+        # The nodes have counted the minimum hold from its beginning. Their key ends later only if the last extension
+        # lasts longer. Then the hold ends by this client's clock, which may run faster than theirs.
+        shorten = rest < self.ttl
+        left = min(self.ttl, rest + self._rules.drift(now - self.since)) if shorten else rest
+        owner = decode(self._value)
+        value = self._value
+        if owner and not self.shared:  # the value of a shared lock describes all of its holders
+            value = encode(self.secret, owner._replace(state=HELD, ttl=round(left, 3), process="", hold=0.0))
+        # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on.
+        token = self.fencing_token if self.ended is EndReason.RELEASED else -1
+        common = common_value(self.limit) if self._queue else ""
+        term = Term(self._slugs, self.secret, value, left, token, self.shared, shorten, next(_numbers), common)
+        return Round.to_keep(term, self._rules, timeout)
+
+    def leave_queue(self) -> Round | None:
+        """
+        Return the round that takes a holder that had waited out of the queue, if it did; :meth:`keep` does not.
+
+        For a moment, the nodes reserve the lock for it. Without this, the next waiter would get a short hold too late.
+        """
+        if not self._leaving:
+            return None
+        release = Release(self._slugs, NOBODYS, 0.0, self._leaving, queue=self._queue)
+        return Round.to_release(release, range(self._rules.nodes), 0.0)
 
     def release_came_too_late(self, outcome: Outcome) -> None:
         """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""

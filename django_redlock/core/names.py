@@ -31,6 +31,7 @@ HEARTBEAT = "}~p"  # the end of the slugs under which processes store their hear
 HolderKind = Literal["manual", "task", "view", "model", "command"]
 """The kind of work that holds a lock, for people."""
 
+HELD = "held"  # the state of a lock whose work is over, and which stays taken for a minimum time
 NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
 GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
@@ -41,6 +42,9 @@ MAX_REF = 1000  # characters; programs compare refs with those they know, so a r
 MAX_STATE = 40  # characters
 MAX_HOST = 255  # characters
 MAX_KIND = 20  # characters
+
+IN_STATE_HELD = f'"state":"{HELD}"'
+"""What every value of a lock in that state contains, and few others."""
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
@@ -162,10 +166,12 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
-        state: The state of a singleton's slot that no run has: ``claimed``, ``queued`` or ``held``. For a lock that
-            only records something, ``note``, or ``goes on`` if another message continues the work. Else empty.
+        state: The state of a singleton's slot that no run has: ``claimed`` or ``queued``. ``held`` for a lock or slot
+            whose work is over, and which stays taken for a minimum time. For a lock that only records something,
+            ``note``, or ``goes on`` if another message continues the work. Else empty.
         call: What a singleton tells others of its key: ``singleton/pending.py`` about a call that comes after the
             present one, ``singleton/line.py`` about a run.
+        hold: The least time for which the lock stays taken, in seconds; 0 if it ends with its work.
     """
 
     host: str = ""
@@ -179,6 +185,7 @@ class Owner(NamedTuple):
     extensions: int = 0
     state: str = ""
     call: str = ""
+    hold: float = 0.0
 
     @property
     def is_note(self) -> bool:
@@ -206,8 +213,9 @@ def encode_since(secret: str, owner: Owner, since: float) -> str:
     # again.
     start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
     call = f',"call":{quoted(owner.call[:MAX_STATE])}' if owner.call else ""
+    hold = f',"hold":{owner.hold!r}' if owner.hold else ""
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
-    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
+    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call}{hold},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
 
 
 @lru_cache(maxsize=1024)
@@ -254,6 +262,7 @@ def decode(text: str) -> Owner | None:
             int(fields.get("extensions", 0)),
             str(fields.get("state", ""))[:MAX_STATE],
             str(fields.get("call", ""))[:MAX_STATE],
+            float(fields.get("hold", 0.0)),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
@@ -287,6 +296,11 @@ def lease_of(text: str) -> tuple[float, str]:
         return float(found[1]), found[2] or ""
     owner = decode(text)
     return (owner.ttl, owner.process) if owner else (0.0, "")
+
+
+def is_kept(about: str) -> bool:
+    """Return whether the work of the holder that a value describes is over, and the lock stays taken for a while."""
+    return IN_STATE_HELD in about and (owner := decode(about)) is not None and owner.state == HELD
 
 
 def secret_of(value: str) -> str:

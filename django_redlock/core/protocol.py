@@ -24,6 +24,9 @@ SMALLEST_PART = 100
 SHARED = "shared".ljust(32, "-")
 """The secret in the key of a shared lock; each of its holders has a secret of its own besides."""
 
+NOBODYS = "nobody".ljust(32, "-")
+"""The secret in a release that ends no hold: it takes a waiter out of the queue, and does nothing else."""
+
 PERMITS = "limit-"
 """What the word in place of a secret begins with, in the key of a lock with several permits; the limit follows."""
 
@@ -545,7 +548,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"  # the lock had ended before
     TAKEN = "taken"  # another owner has it
     UNKNOWN = "unknown"  # too few nodes answered in time; the lock ends with its ttl at the latest
-    HELD = "held"  # the lock was entered more than once, and is still held
+    HELD = "held"  # the lock was entered more than once, and is still held; or it is kept for its minimum hold
 
 
 LOST = (Outcome.EXPIRED, Outcome.TAKEN)  # no set: to hash a member of a StrEnum takes longer than to compare it

@@ -240,6 +240,24 @@ class Round:
         )
 
     @classmethod
+    def to_keep(cls, term: Term, rules: Rules, timeout: float) -> Self:
+        """
+        Return the round that leaves a lock taken for the rest of its minimum hold; with *timeout* 0 it is *unattended*.
+
+        A node that misses it keeps the lock by itself, so it is redelivered for a moment only.
+        """
+        requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), Extend((term,), rules.fence_keep))
+        return cls(
+            requests,
+            lambda replies: is_quorum(count(replies, Kind.HELD), rules.needed),
+            timeout,
+            rules.needed,
+            cleanup=True,
+            lasting=rules.timeout(rules.ttl),
+            unattended=not timeout,
+        )
+
+    @classmethod
     def to_beat(cls, request: Acquire, rules: Rules) -> Self:
         """Return the round that writes the heartbeat of a process, which is decided when a quorum has it."""
         needed, everywhere = rules.needed, dict.fromkeys(range(rules.nodes), request)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from .names import SECRET_SIZE, decode, uncounted
-from .protocol import ANSWERS, LASTING, REFUSALS, Kind, Outcome, Reply
+from .protocol import ANSWERS, LASTING, REFUSALS, STOPPED, Kind, Outcome, Reply
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
@@ -69,6 +69,22 @@ def release_outcome(replies: Mapping[int, Reply], rules: Rules) -> Outcome:
     if prevents_quorum(count(replies, Kind.GONE, Kind.BUSY), rules):
         return Outcome.TAKEN if count(replies, Kind.BUSY) else Outcome.EXPIRED
     return Outcome.UNKNOWN
+
+
+def as_released(replies: Mapping[int, Reply]) -> dict[int, Reply]:
+    """Return what a release would have found, by the replies to a request that leaves the lock to its minimum hold."""
+    return {node: _released(reply) for node, reply in replies.items()}
+
+
+def _released(reply: Reply) -> Reply:
+    if not reply.terms:
+        return reply
+    kind, _, holder = reply.terms[0]
+    if kind is Kind.HELD:
+        return reply._replace(kind=Kind.RELEASED)
+    if kind is Kind.REVOKED:
+        return reply._replace(kind=Kind.GONE, detail=STOPPED)
+    return reply._replace(kind=Kind.BUSY if holder else Kind.GONE, detail=holder) if kind is Kind.REFUSED else reply
 
 
 def is_gone(replies: Mapping[int, Reply], rules: Rules) -> bool:

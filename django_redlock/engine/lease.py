@@ -5,13 +5,13 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
@@ -20,7 +20,7 @@ from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
-from ..core.votes import release_outcome
+from ..core.votes import as_released, release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..runtime.process import process
 from ..runtime.threads import exiting, new_event, threads
@@ -124,7 +124,8 @@ class Lease:
         An event that is set when the lease ends without having been released.
 
         It is a :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``. The latter is set in its event loop, whichever thread notices the end.
+        ``async with``. The latter is set in its event loop, whichever thread notices the end, and a task can write
+        ``await lease.lost``.
         """
         event = self.__dict__.get("_event") or self.__dict__.setdefault("_event", self._new_event())  # one for all
         if self._reported:
@@ -215,8 +216,9 @@ class Lease:
         Release the lock, and return the outcome on the nodes.
 
         ``released``: the lock was held until then. ``expired``: the lease had ended. ``taken``: another owner has it.
-        ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest. ``held``:
-        the lock was entered more than once, and is still held. The call never raises for a lock that is gone, and a
+        ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest, or with
+        its minimum hold. ``held``: the lock was entered more than once, and is still held; or it stays taken for the
+        rest of its minimum hold (``hold_for``), without a holder. The call never raises for a lock that is gone, and a
         second call returns the outcome of the first. If a node misses the release, the release is redelivered in the
         background until the lease would have ended. If a connection breaks with the release in flight, blocking code
         notices that when it uses the nodes again.
@@ -243,7 +245,7 @@ class Lease:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
                 hold.keeper.driver.ask(round)
-            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+            if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 hold.keeper.driver.ask(late)
         except BaseException:
             hold.release_later()
@@ -271,7 +273,7 @@ class Lease:
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
                 await hold.keeper.driver.aask(round)
-            if hold.takeover and (late := hold.takeover.to_end_earlier()):
+            if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 await hold.keeper.driver.aask(late)
         except BaseException:
             hold.release_later()
@@ -292,6 +294,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold.by_hand += 1
+        if kind is not None:
+            self.hold.failed()
         over = self.hold.ended is EndReason.RELEASED  # the body released the lock
         outcome = Outcome.RELEASED if over else release_at_end(self)
         if outcome in LOST:
@@ -305,6 +309,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold.by_hand += 1
+        if kind is not None:
+            self.hold.failed()
         over = self.hold.ended is EndReason.RELEASED
         outcome = Outcome.RELEASED if over else await arelease_at_end(self)
         if outcome in LOST:
@@ -347,18 +353,19 @@ class Lease:
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
-        outcome = Outcome.RELEASED if round.won else release_outcome(round.replies, hold.keeper.rules)
+        replies = as_released(round.replies) if round.terms else round.replies
+        outcome = Outcome.RELEASED if round.won else release_outcome(replies, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
-            hold.note_successor(round.replies)
+            hold.note_successor(replies)
         elif not released:
             return Outcome.EXPIRED
         elif outcome is Outcome.EXPIRED and hold.abandoned:  # the release in the background came first
             return Outcome.RELEASED
         elif outcome is Outcome.EXPIRED:
-            hold.note_operator(round.replies)
+            hold.note_operator(replies)
         if released and outcome in LOST:
             hold.release_came_too_late(outcome)
-        return outcome
+        return Outcome.HELD if round.terms and outcome is Outcome.RELEASED else outcome
 
     def _report(self) -> None:
         """
@@ -445,7 +452,7 @@ class AsyncLease(Lease):
         super()._call_back()  # returns nothing: an exit would end the event loop for everything in it
 
     def _new_event(self) -> Any:
-        return asyncio.Event()
+        return LossEvent()
 
     def _set_event(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
@@ -453,6 +460,13 @@ class AsyncLease(Lease):
                 super()._set_event()
             else:  # another thread noticed the loss, and may not wake the loop's tasks itself
                 self._loop.call_soon_threadsafe(super()._set_event)
+
+
+class LossEvent(asyncio.Event):
+    """The event ``lost`` of an asyncio lease; ``await lease.lost`` waits for it, like ``await lease.lost.wait()``."""
+
+    def __await__(self) -> Generator[Any, Any, Literal[True]]:
+        return self.wait().__await__()
 
 
 def loss_of(lease: Lease) -> LockLostError:
@@ -540,7 +554,7 @@ class LeaseHold(HoldState):
 
     __slots__ = (
         *("keeper", "clock", "renewed", "tended", "taken_by", "taken_at", "block", "kept", "depth", "by_hand"),
-        *("takeover", "report_at", "abandoned", "outcome", "late", "_sends", "_pid", "_cleanup"),
+        *("takeover", "report_at", "abandoned", "outcome", "late", "_hold_on_error", "_sends", "_pid", "_cleanup"),
         "__dict__",  # made for the identifier in a fence only: see owner()
     )
 
@@ -560,6 +574,7 @@ class LeaseHold(HoldState):
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
+        self._hold_on_error = wanted.hold_on_error
         self._sends = wanted.sends
         self._pid = process.pid
         self.abandoned = False  # whether the release was left to the background
@@ -648,13 +663,27 @@ class LeaseHold(HoldState):
         if self.check(now):
             self.end(EndReason.RELEASED, now)
         unreleased.pop(self, None)
-        self._cleanup = self.release(self.timeout if wait else 0.0)
+        timeout = self.timeout if wait else 0.0
+        self._cleanup = self.keep(now, timeout) if self.keeps and self.holds_on(now) else self.release(timeout)
         return self._cleanup
+
+    def afterwards(self, round: Round) -> Round | None:
+        """Return what the nodes have to do after the *round* that ended the hold, if anything."""
+        if self.keeps and round.terms:
+            return self.leave_queue()
+        return self.takeover.to_end_earlier() if self.takeover else None
+
+    def failed(self) -> None:
+        """Note that the work failed, before the lock is released: its minimum hold may depend on that."""
+        if not self._hold_on_error and self.depth == 1:
+            self.keeps = False
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
         if self.ended:
-            round = self._cleanup = self._cleanup or self.release(0.0)
+            now = self.clock()
+            round = self._cleanup or (self.keep(now, 0.0) if self.keeps and self.holds_on(now) else self.release(0.0))
+            self._cleanup = round
             self.keeper.driver.bring(round)
 
     def abandon(self) -> None:

@@ -185,6 +185,7 @@ class Lock:
         except BaseException:
             block.over = True
             if lease is not None:  # interrupted: the body will not run
+                lease.hold.keeps = False
                 lease.hold.abandon()
                 self._threads.leave(block)
             raise
@@ -197,6 +198,8 @@ class Lock:
         block.over = True
         lease: Lease = block.lease
         lease.hold.by_hand += 1  # its entry is no longer that of a block
+        if kind is not None:
+            lease.hold.failed()
         try:
             if lease.hold.ended is EndReason.RELEASED:
                 outcome = Outcome.RELEASED  # the body released the lock, and knows the outcome
@@ -238,6 +241,7 @@ class Lock:
         except BaseException:
             block.over = True
             if lease is not None:
+                lease.hold.keeps = False
                 lease.hold.abandon()
                 self._tasks.leave(block)
             raise
@@ -250,6 +254,8 @@ class Lock:
         block.over = True
         lease: Lease = block.lease
         lease.hold.by_hand += 1  # its entry is no longer that of a block
+        if kind is not None:
+            lease.hold.failed()
         try:
             interrupted = block.interruption is not None and block.interruption.end(kind)  # first: it must not strike
             if lease.hold.ended is EndReason.RELEASED:

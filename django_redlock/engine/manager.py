@@ -187,7 +187,9 @@ class LockManager:
         renew = self.rules.renew if chosen["renew"] is None else chosen["renew"]
         # A lock that is not renewed depends on no process: any process with its secret may use it until it ends.
         renewed_by = process.name if renew and not detached else ""
-        owner = (owner or owner_here("manual", chosen["label"]))._replace(ttl=ttl, process=renewed_by)
+        owner = (owner or owner_here("manual", chosen["label"]))._replace(
+            ttl=ttl, process=renewed_by, hold=float(chosen["hold_for"])
+        )
         wait = chosen["wait"]
         wanted = Wanted(
             plan.names,
@@ -204,6 +206,8 @@ class LockManager:
             chosen["max_hold"],
             sends=(chosen["release"] or self.rules.release or AT_END.get(owner.kind, "wait")) == "send",
             place=place,
+            hold_for=owner.hold,
+            hold_on_error=chosen["hold_on_error"],
         )
         return Description(self, wanted, renew, once=wait is UNSET)
 
@@ -542,6 +546,7 @@ class Acquirer:
                 remember(lease, who)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
+            lease.hold.keeps = False  # its work does not begin
             lease.hold.abandon()
             raise
 

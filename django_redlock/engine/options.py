@@ -19,6 +19,7 @@ from ..core.rules import (
     check_release,
     check_switch,
     check_wait,
+    from_zero,
     optional_seconds,
 )
 
@@ -38,6 +39,8 @@ class SkippingOptions(TypedDict, total=False):
     barge: bool
     heartbeat: float | None
     max_hold: float | None
+    hold_for: float
+    hold_on_error: bool
     release: ReleaseMode | None
 
 
@@ -65,6 +68,8 @@ DEFAULTS: LockOptions = {
     "barge": False,
     "heartbeat": None,
     "max_hold": None,
+    "hold_for": 0.0,
+    "hold_on_error": True,
     "cancel_on_lost": False,
     "on_commit": False,
     "if_taken": "raise",
@@ -72,7 +77,7 @@ DEFAULTS: LockOptions = {
 }
 
 
-SWITCHES = frozenset({"renew", "shared", "reentrant", "barge", "cancel_on_lost", "on_commit"})
+SWITCHES = frozenset({"renew", "shared", "reentrant", "barge", "hold_on_error", "cancel_on_lost", "on_commit"})
 """The options that are True or False; ``renew`` may be None, too."""
 
 
@@ -127,6 +132,7 @@ def _plan(name: str | Iterable[str], **options: Unpack[LockOptions]) -> Plan:
         if what != "max_hold" or chosen["max_hold"] != inf:  # for ever: for a scheduler that must exist once
             optional_seconds(what, chosen[what])  # type: ignore[literal-required]
     check_if_taken(chosen)
+    from_zero("hold_for", chosen["hold_for"])
     skips = chosen["if_taken"] == "skip"
     return Plan(names, chosen, skips, skips or chosen["cancel_on_lost"] or chosen["on_commit"])
 

@@ -17,17 +17,18 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import ref
 
 from ..core.names import named
-from ..core.rules import Wanted
+from ..core.protocol import EndReason
+from ..core.rules import DEFAULT_ALIAS, Wanted
 from ..exceptions import printable
 from ..runtime.clock import Clock
-from .lease import Lease
+from .lease import Lease, loss_of
 from .watchdog import abandoned
 
 log = logging.getLogger("django_redlock")
@@ -119,7 +120,8 @@ class Tie(ref[OpenBlock]):
         return block is not None and not block.over
 
     def abandon(self) -> None:
-        """Have the lease released in the background."""
+        """Have the lease released in the background; its body was interrupted."""
+        self.lease.hold.failed()
         self.lease.hold.abandon()
 
 
@@ -260,7 +262,9 @@ def remember(lease: Lease, who: object) -> None:
     chain, size, limit = _taken.get()
     if size >= limit:
         chain, size = None, 0
-        for each in taken_here():
+        for each in [*_remembered()][::-1]:
+            if not each.hold.entered or each.hold.ended is EndReason.RELEASED:
+                continue  # a lost one stays: code that asks for it must learn that
             chain, size = (ref(each), chain), size + 1
         limit = max(8, 2 * size)
     _taken.set(((ref(lease), chain), size + 1, limit))
@@ -273,13 +277,70 @@ def taken_here() -> list[Lease]:
     A loss is not reported here: its callbacks may block, and belong to another thread or event loop.
     """
     found: list[Lease] = []
+    for lease in _remembered():
+        hold = lease.hold
+        if not hold.forked and not hold.ended and hold.clock() < hold.deadline:
+            found.append(lease)
+    return found[::-1]
+
+
+def _remembered() -> Iterator[Lease]:
+    """Yield the leases that were taken in this context, the last one first, as far as anybody still has them."""
     chain = _taken.get()[0]
     while chain:
         key, chain = chain
-        hold = lease.hold if (lease := key()) is not None else None
-        if lease and hold and not hold.forked and not hold.ended and hold.clock() < hold.deadline:
-            found.append(lease)
-    return found[::-1]
+        if (lease := key()) is not None:
+            yield lease
+
+
+def current_lease(name: str | None = None, using: str = DEFAULT_ALIAS) -> Lease:
+    """
+    Return the lease under which the calling code runs, for code that is far from the ``with`` block.
+
+    It knows the leases that were taken in this context and not yet released: by the calling thread or task, or by the
+    code that called or started it with a copy of its context, as ``sync_to_async`` and ``asyncio.create_task`` do.
+    Those of views, commands and singleton tasks count as well. It makes no network call.
+
+    Args:
+        name: The name of the lock, or one of its names; None is the lock that was taken last.
+        using: Alias in ``REDLOCK``.
+
+    Raises:
+        LockLostError: The lock was lost.
+        RuntimeError: It is not held here.
+    """
+    lost: Lease | None = None
+    for lease in _remembered():
+        hold = lease.hold
+        if hold.keeper.alias != using or not (name is None or name in hold.names):
+            continue
+        if not hold.entered or hold.ended is EndReason.RELEASED:
+            continue
+        if lease.valid():
+            return lease
+        lost = lost or lease
+    if lost:
+        raise loss_of(lost)
+    what, where = (f"Lock {name!r} is not", repr(name)) if name else ("No lock is", "...")
+    raise RuntimeError(
+        f"{what} held here. Call this inside 'with lock({where}):', in the same thread or task, or in one that was "
+        "started with its context; elsewhere, pass the lease."
+    )
+
+
+def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
+    """
+    Check that the calling code runs under a lock, by the local clock, without a network call.
+
+    Args:
+        name: The name of the lock, or one of its names.
+        using: Alias in ``REDLOCK``.
+
+    Raises:
+        LockLostError: The lock was lost.
+        RuntimeError: It is not held here; see :func:`current_lease`.
+    """
+    current_lease(name, using)
 
 
 def forget_taken() -> None:

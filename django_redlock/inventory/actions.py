@@ -123,9 +123,9 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     """
     Return the keys in *snapshot* that no live holder needs.
 
-    A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
-    is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold
-    if every node that did not answer is counted, is only stale if it would last longer than a lease.
+    A key is stale when it has no expiry, when it expires later than any lease or minimum hold of its holder could, when
+    its value is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or
+    may hold if every node that did not answer is counted, is only stale if it would last longer than that.
 
     A key that a living process may hold is never stale. If the process renews the lock, it must have given no sign
     for longer than a lease may last. Otherwise the holder's only lease must have ended, by the clocks of the holder's
@@ -193,7 +193,7 @@ def _stale(lock: LockReport, rules: Rules, now: float) -> Iterator[StaleKey]:
     silent = sum(not view.answered for view in lock.views)
     for holder, group in lock.holders.items():
         owner = next((view.owner for view in group if view.owner), None)
-        longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
+        longest = max(rules.max_ttl, owner.ttl, owner.hold) if owner else rules.max_ttl
         longest += rules.drift(longest)
         sound = [view.left for view in group if view.left is not None and view.left <= longest]
         may_be_held = is_quorum(len(sound) + silent, rules.needed)

@@ -230,6 +230,8 @@ class LockReport(NamedTuple):
         life: The state of the holder's process; only queried when nobody extends the lock, or when it lasts too long.
         sharers: How many holders share the lock, by a quorum of nodes; 0 if one process holds it alone, or if the
             number is unknown.
+        kept_until: If the work of the holder is over, and nobody renews the lock, which stays taken for a minimum time
+            (``hold_for``): until when, in seconds since the epoch on this host's clock. Otherwise 0.
     """
 
     slug: str
@@ -247,6 +249,7 @@ class LockReport(NamedTuple):
     waiting_since: float = 0.0
     life: Life = Life.UNKNOWN
     sharers: int = 0
+    kept_until: float = 0.0
 
     @property
     def name(self) -> str:
@@ -268,6 +271,13 @@ class LockReport(NamedTuple):
         """When the holder took the lock, in seconds since the epoch on the holder's clock; None when unknown."""
         owner = self.owner
         return owner.since or None if owner else None
+
+    def status(self, moment: str) -> str:
+        """Return the state in words; *moment* is ``kept_until`` for people, as the page or the command writes it."""
+        if not self.kept_until:
+            return str(self.state.label)
+        until = _("held until %(moment)s") % {"moment": moment}
+        return until if self.state is State.HELD else f"{self.state.label}, {until}"
 
     @property
     def is_note(self) -> bool:
@@ -485,6 +495,7 @@ def owner_of(about: str) -> Owner | None:
         return None
     since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
     ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
+    hold = owner.hold if 0 < owner.hold < LAST_SECOND else 0.0
     return owner._replace(
         host=owner.host[:MAX_TEXT],
         kind=owner.kind[:MAX_TEXT],
@@ -492,6 +503,7 @@ def owner_of(about: str) -> Owner | None:
         ref=owner.ref[:MAX_TEXT],
         since=since,
         ttl=ttl,
+        hold=hold,
         extensions=max(0, owner.extensions),
     )
 

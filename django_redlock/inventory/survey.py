@@ -20,6 +20,7 @@ from ..core.names import (
     fingerprint,
     fingerprint_of_sharers,
     heartbeat,
+    is_kept,
     lease_of,
     process_of,
     secret_of,
@@ -112,7 +113,9 @@ class Vote(NamedTuple):
     @property
     def about(self) -> str:
         """The description of the holder; empty if another program wrote the value."""
-        return next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
+        texts = [about for row in self.rows.values() if (about := read_value(row.value)[1])]
+        # A node that was away at the end of the work knows only that the work had begun.
+        return next(filter(is_kept, texts), texts[0] if texts else "")
 
     @property
     def owner(self) -> Owner | None:
@@ -443,6 +446,7 @@ class Poll:
             state = State.NO_EXPIRY
         else:
             state = State.HELD if leader.nodes == rules.nodes else State.DEGRADED
+        kept = left < math.inf and is_kept(about)
         rows = [row for node, (row, *_) in self._rows[slug].items() if node not in self.silent]
         queues = [row.waiters for row in rows if row.waiting]
         waiters = in_turn(queues) if queues else ()
@@ -450,7 +454,8 @@ class Poll:
             slug,
             self.manager.alias,
             state,
-            None if left == math.inf else max(0.0, left - rules.drift(ttl or rules.ttl)),
+            # Nobody relies on the lease of a lock that is only kept, so nothing is allowed for drift.
+            None if left == math.inf else left if kept else max(0.0, left - rules.drift(ttl or rules.ttl)),
             leader.nodes,
             leader.fingerprint,
             about,
@@ -461,6 +466,7 @@ class Poll:
             max(len(waiters), *[row.waiting for row in rows]),
             min([row.since for row in rows if row.since], default=0) / 1e6,
             sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
+            kept_until=self.manager.runtime.wall() + left if kept else 0.0,
         )
 
     def _views(self, slug: str, tally: Tally) -> tuple[View, ...]:

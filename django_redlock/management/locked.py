@@ -19,7 +19,7 @@ from django.http import HttpRequest
 from ..conf import InvalidRedlockError
 from ..core.protocol import LOST as HAD_ENDED
 from ..core.protocol import EndReason
-from ..core.rules import DEFAULT_ALIAS, check_wait, optional_seconds
+from ..core.rules import DEFAULT_ALIAS, check_switch, check_wait, from_zero, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock, makes_coroutine, makes_generator
 from ..engine.manager import owner_here
@@ -77,6 +77,8 @@ def locked_command(
     ttl: float | None = None,
     wait: float | None = 0,
     max_hold: float | None = None,
+    hold_for: float = 0.0,
+    hold_on_error: bool = True,
     skip_exit_code: int = SKIPPED,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[Decorated], Decorated]: ...
@@ -93,6 +95,8 @@ def locked_command(
     ttl: float | None = None,
     wait: float | None = 0,
     max_hold: float | None = None,
+    hold_for: float = 0.0,
+    hold_on_error: bool = True,
     skip_exit_code: int = SKIPPED,
     using: str = DEFAULT_ALIAS,
 ) -> Any:
@@ -111,6 +115,9 @@ def locked_command(
         wait: How long to try, in seconds; 0 means one attempt, None means for ever.
         max_hold: Longest time that renewal keeps the lock, in seconds; None means ``OPTIONS["max_hold"]``, an hour by
             default.
+        hold_for: The least time for which the lock stays taken, in seconds from its acquisition, also if the run ends
+            earlier, however it ends.
+        hold_on_error: Whether a run that ends with an exception leaves the lock taken, too.
         skip_exit_code: The exit code of a run that finds the lock taken; with 0 it also prints nothing.
         using: Alias in ``REDLOCK``.
 
@@ -118,7 +125,8 @@ def locked_command(
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is not a command, or its ``handle()`` is a coroutine or generator function. At a
             subclass: it has two bases with locks. In a run: another decorator of ``handle()`` is above this one.
-        ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds, or *skip_exit_code* is no exit code.
+        ValueError: *ttl*, *wait*, *max_hold* or *hold_for* is not a number of seconds, or *skip_exit_code* is no exit
+            code.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
     too few nodes answer. A run that lost the lock raises ``CommandError`` with the exit code 76. If an option that the
@@ -127,11 +135,13 @@ def locked_command(
     check_wait(wait)
     optional_seconds("ttl", ttl)
     optional_seconds("max_hold", max_hold)
+    from_zero("hold_for", hold_for)
+    check_switch("hold_on_error", hold_on_error)
     if not isinstance(skip_exit_code, int) or not 0 <= skip_exit_code <= 255:
         raise ValueError(f"skip_exit_code must be a whole number from 0 to 255, not {skip_exit_code!r}.")
     if isinstance(key, type) or getattr(key, "__name__", "") == "handle":  # written without parentheses
         return locked_command()(key)
-    options = {"ttl": ttl, "wait": wait, "max_hold": max_hold}
+    options = {"ttl": ttl, "wait": wait, "max_hold": max_hold, "hold_for": hold_for, "hold_on_error": hold_on_error}
     return Decorator(key, partial(_locked, key, options, skip_exit_code, using))
 
 
@@ -282,6 +292,7 @@ def _locked(
             with lent(self, lease):
                 result = done(handle, handle(self, *args, **given))
         except BaseException:
+            lease.hold.failed()
             lease.release()
             raise
         give_up(lease)
@@ -359,7 +370,7 @@ def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
 
 def give_up(lease: Lease) -> None:
     """
-    Release the lock of a command that is done.
+    Release the lock of a command that is done, or leave it taken for the rest of its minimum hold.
 
     Raises:
         CommandError: The lock had ended before its release.

@@ -293,7 +293,7 @@ def cells(lock: LockReport, now: float) -> tuple[str, ...]:
     held = lock.held_for(now)
     return (
         printable(lock.name),
-        str(lock.state.label),
+        status(lock),
         "-" if held is None else duration(held),
         str(lock.waiting or "-"),
         remaining(lock),
@@ -315,11 +315,22 @@ def holder(lock: LockReport) -> str:
     return lock.holder or "(another program)"
 
 
+def status(lock: LockReport) -> str:
+    """Return the state of a lock for people, and until when it stays taken although its work is over."""
+    return lock.status(clock(lock.kept_until) if lock.kept_until else "")
+
+
 def remaining(lock: LockReport) -> str:
     """Return for how long a lock is held unless its holder extends it, for people."""
     if lock.remaining is None:
         return "never ends" if lock.state is State.NO_EXPIRY else "-"
     return f"{lock.remaining:.1f} s"
+
+
+def clock(moment: float) -> str:
+    """Format a moment that is near in this machine's local time: without the date if it is today."""
+    date, _, time = local(moment).partition(" ")
+    return time if date == f"{datetime.now():%Y-%m-%d}" else f"{date} {time}"
 
 
 def local(moment: float | None) -> str:
@@ -333,6 +344,7 @@ def entry(lock: LockReport) -> dict[str, Any]:
     return {
         "name": lock.name,
         "state": lock.state.value,
+        "held_until": iso(lock.kept_until or None),
         "remaining": None if lock.remaining is None else round(lock.remaining, 3),
         "ttl": lock.ttl,
         "votes": lock.votes,

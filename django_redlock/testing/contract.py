@@ -392,6 +392,25 @@ class NodeContract:
         assert held_by(manager, "{a}", later.secret)
         caller.release(later)
 
+    def test_lock_is_kept_for_its_minimum_hold(self, make: Make, caller: Flavour) -> None:
+        """It may be much longer than a lease, or shorter; the fencing token stays that of the run."""
+        manager = make()
+        night = caller.acquire(manager.lock("night", hold_for=600.0))
+        minute = caller.acquire(manager.lock("minute", hold_for=1.0))
+
+        assert [caller.release(lease) for lease in (night, minute)] == ["held", "held"]
+
+        with pytest.raises(LockTakenError) as taken:
+            caller.acquire(manager.lock("night", wait=0))
+        assert 500 < (taken.value.retry_after or 0) <= 602
+        assert taken.value.holder["state"] == "held"
+        rows = [row for reply in manager.survey(slugs=("{night}", "{minute}")).values() for row in reply.rows]
+        assert {row.fence for row in rows} == {night.fencing_token, minute.fencing_token}
+        assert max(row.left or 0.0 for row in rows if row.slug == "{minute}") <= 3  # not the rest of its lease
+        later = caller.acquire(manager.lock("minute", wait=PATIENT))
+        assert later.fencing_token > minute.fencing_token
+        caller.release(later)
+
     def test_several_names_are_locked_all_or_none(self, make: Make, caller: Flavour) -> None:
         """All names have one lease and one token; a caller that is refused one of them gets none."""
         manager = make()

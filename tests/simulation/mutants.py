@@ -156,6 +156,11 @@ def counts_from_the_reply(right: Any) -> Any:
     return steps
 
 
+def keeps_by_itself(self: Attempt, token: int) -> Generator[Any, Any, bool]:
+    return True
+    yield
+
+
 def forgives_steps_back(right: Any) -> Any:
     def look_at_clock(self: Any, node: int, *args: Any) -> None:
         before = self._quarantined.get(node)
@@ -318,6 +323,15 @@ MUTANTS = (
         lambda right: (
             lambda self, round, number, start, now: right(self, round, number, start, min(now, self.deadline - 1e-9))
         ),
+    ),
+    # Minimum holds
+    Mutant("a minimum hold ends with its process", ("minimum holds",), (Attempt, "_keep"), always(keeps_by_itself)),
+    Mutant("the end of the work ends a minimum hold", ("minimum holds",), (HoldState, "holds_on"), returns(False)),
+    Mutant(
+        "an extension to a shorter lease ends a minimum hold",
+        ("minimum holds",),
+        (HoldState, "term"),
+        lambda right: lambda self, *about: (term := right(self, *about)) and term._replace(ttl=TTL, shorten=True),
     ),
     # Admission
     Mutant("a node that has just restarted votes", LOSES, (Rules, "guards_restarts"), always(False)),

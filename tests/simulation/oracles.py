@@ -71,6 +71,9 @@ class Oracles(Observer):
         self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
         self._released: dict[int, dict[str, float]] = defaultdict(dict)
         self._first_bytes: dict[Round, tuple[float, float]] = {}  # in true time, and by the client's clock
+        self.holds: dict[tuple[str, ...], float] = {}  # the minimum holds, by the names of the lock
+        self._grants: dict[str, dict[int, float]] = defaultdict(dict)  # by secret, when each node granted first
+        self._kept: dict[str, list[tuple[float, Lease]]] = defaultdict(list)  # by slug, until when for whom
 
     def violated(self, oracle: str, what: str) -> None:
         self._world.log("ORACLE", f"{oracle}: {what}")
@@ -101,6 +104,8 @@ class Oracles(Observer):
             case Acquire() | Raise():
                 if reply.kind is Kind.ACCEPTED:
                     self._accepts(machine, request)
+                if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
+                    self._grants[request.secret].setdefault(machine.number, self._world.now)
                 if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
                     self._comes_back(machine, request.secret)
             case Extend():
@@ -157,9 +162,12 @@ class Oracles(Observer):
             if isinstance(next(iter(round.requests.values())), Acquire):
                 asked.append(round)
                 excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
-            excused[-1] |= round.cut
-        if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
-            self.violated("cost", f"{len(outcome.rounds)} rounds")
+            excused[-1] |= round.cut or bool(round.terms)  # which keeps a minimum hold, and may end too late
+        rounds = len(outcome.rounds) - sum(bool(round.terms) for round in outcome.rounds)
+        # An attempt of which any round was cut is repeated once, whatever the last of its rounds found.
+        repeated = excused[:-1].count(False) > any(round.cut for round in outcome.rounds)
+        if repeated or len(asked[-1].requests) < self._quorum or rounds > 2 * len(asked):
+            self.violated("cost", f"{rounds} rounds")
         self._check_votes(outcome)
         began, first_byte = self._first_bytes[asked[-1]]
         latest = first_byte + TTL - DRIFT
@@ -174,6 +182,8 @@ class Oracles(Observer):
                 self._completes(slug + "!", outcome.fencing_token)
         for name in lease.hold.names:
             self._check_alone(name, lease)
+        for slug in outcome.slugs:
+            self._check_kept(slug, lease)
 
     def _check_votes(self, outcome: Granted) -> None:
         """One number, one attempt, a quorum of distinct nodes that may vote."""
@@ -220,6 +230,26 @@ class Oracles(Observer):
         if len(others) >= lease.hold.limit > 1:
             self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.hold.limit} may")
         others.append(lease)
+
+    def _check_kept(self, slug: str, lease: Lease) -> None:
+        """
+        Nobody else gets a lock before its minimum hold has passed, whatever has become of its holder.
+
+        It counts from the moment at which a quorum had granted the lock, by clocks that are within the drift.
+        """
+        now = self._world.now
+        for until, other in self._kept[slug]:
+            if now < until and not (lease.hold.shared and other.hold.shared):
+                who, before = (each.hold.keeper.client.name for each in (lease, other))
+                self.violated("coverage", f"{who} holds {slug}, which {before} had taken for {until - now:.3f} s more")
+        if hold_for := self.holds.get(lease.hold.names, 0.0):
+            acquired = sorted(self._grants[lease.hold.secret].values())[self._quorum - 1]
+            self._kept[slug].append((acquired + 0.99 * hold_for - ROUNDING, lease))
+
+    def freed(self, lease: Lease) -> None:
+        """The minimum hold of a lease ends with its work."""
+        for slug in lease.hold._slugs:
+            self._kept[slug] = [(until, other) for until, other in self._kept[slug] if other is not lease]
 
     @staticmethod
     def _together(lease: Lease, other: Lease) -> bool:

@@ -36,6 +36,7 @@ class Profile(Hazards):
     elect: float = 0.0  # rate at which the leader of such a store changes
     # Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
     apart: float = 0.0
+    holds: bool = False  # whether its locks have minimum holds
 
 
 ANY_SIZE: tuple[tuple[int, int | None], ...] = (*((nodes, None) for nodes in (1, 2, 3, 3, 4, 5)), (5, 4))
@@ -113,7 +114,11 @@ EVERYTHING = replace(
     tolerated=frozenset({"overlap", "token", "votes", "heal", "ghost"}),
 )
 
+# Without requests that are executed twice, which no connection does: the second time, a request to take a lock may end
+# its minimum hold earlier on that node. The exclusion of holders does not depend on that.
+HOLDS = replace(KEEPING, name="minimum holds", holds=True, repeat=0.0, die=0.3, busy=3.0, share=0.3)
+
 LEARNED = (FORGETFUL, PROMOTED, POLICY)
-USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS)
+USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS, HOLDS)
 OF_STORES = (LEADERS, APART, MIXED) if consensus.PRESENT else ()
 PROFILES = {profile.name: profile for profile in (*USUAL, *OF_STORES, EVERYTHING)}

@@ -35,6 +35,7 @@ class Wish:
     names: tuple[str, ...]
     limit: int = 1
     shared: bool = False
+    hold_for: float = 0.0
 
 
 A = Wish(("a",))
@@ -48,6 +49,13 @@ THEMES = (
         *(A, Wish(("mixed",)), Wish(("mixed",), shared=True)),
         *(Wish(("mixed",), limit=2), Wish(("mixed",), limit=2), Wish(("mixed",), limit=3)),
     ),
+)
+
+# With minimum holds that are shorter and longer than the lease.
+HOLDS = (
+    *(A, Wish(("short",), hold_for=0.6 * TTL), Wish(("two",), limit=2, hold_for=3 * TTL)),
+    *(Wish(("long",), hold_for=3 * TTL), Wish(("long", "short"), hold_for=2 * TTL)),
+    *(Wish(("pages",), hold_for=2 * TTL), Wish(("pages",), shared=True, hold_for=2 * TTL)),
 )
 
 
@@ -109,10 +117,16 @@ class Client(Process):
         self.oracles.first_byte(round, self.clock())
 
     def acquire(
-        self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False, renew: bool = False
+        self,
+        names: tuple[str, ...],
+        wait: float | None,
+        limit: int = 1,
+        shared: bool = False,
+        renew: bool = False,
+        hold_for: float = 0.0,
     ) -> Lease | RedlockError:
         """Try to take a lock; return the lease or the error."""
-        lock = self.manager.lock(names, ttl=TTL, wait=wait, limit=limit, shared=shared, renew=renew)
+        lock = self.manager.lock(names, ttl=TTL, wait=wait, limit=limit, shared=shared, renew=renew, hold_for=hold_for)
         wanted, acquirer = lock.description().wanted, self.manager.acquirer
         try:
             if self.loop:
@@ -146,7 +160,7 @@ class Client(Process):
             if isinstance(lease, Lease):
                 self.section(database, lease)
         for wish in (A, self.wishes[-1]):
-            lease = self.acquire(wish.names, None, wish.limit, wish.shared)
+            lease = self.acquire(wish.names, None, wish.limit, wish.shared, hold_for=wish.hold_for)
             assert isinstance(lease, Lease)
             self.release(lease)
         self.satisfied = True
@@ -158,7 +172,7 @@ class Client(Process):
             moment = random.choice((0.0002, 0.001, 0.02, 0.5)) * random.random()
             self.after(moment, lambda: trying and trying[0].cancel())
         try:
-            return self.acquire(wish.names, wait, wish.limit, wish.shared, renew=random.random() < 0.6)
+            return self.acquire(wish.names, wait, wish.limit, wish.shared, random.random() < 0.6, wish.hold_for)
         except Cancelled:
             return None
         finally:
@@ -183,6 +197,9 @@ class Client(Process):
             increment(database, self, random.choice(hold._slugs), lease.fencing_token, lease.secret, guard)
         if random.random() < 0.2:
             self.thread.sleep(random.uniform(0, 1.5 * TTL))
+        if hold.keeps and random.random() < 0.1:  # the work failed, and hold_on_error is off
+            hold.keeps = False
+            self.oracles.freed(lease)
         if self.quiet or random.random() < 0.9:
             self.release(lease)
         else:
@@ -195,11 +212,12 @@ class Schedule:
         self.seed = seed
         self.world = world = World(seed, traced)
         self.busy = world.random.choice(BUSY) * profile.busy
-        self.wishes = world.random.choice(THEMES)
+        self.wishes = HOLDS if profile.holds else world.random.choice(THEMES)
         nodes, quorum = world.random.choice(profile.sizes)
         quorum = quorum or majority(nodes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
         self.oracles = Oracles(world, quorum, nodes > 2)
+        self.oracles.holds = {wish.names: wish.hold_for for wish in self.wishes}
         self.faults = Faults(world, profile)
         stores = min(world.random.choice(profile.stores), nodes)
         self.stores: list[Any] = []

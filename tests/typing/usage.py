@@ -20,6 +20,7 @@ from django_redlock import (
     Lock,
     LockableQuerySet,
     LockManager,
+    current_lease,
     fenced,
     lock,
     lock_for_update,
@@ -45,6 +46,8 @@ def blocks() -> None:
     lease.release().upper()
     with lock(["a", "b"], on_commit=True) as lease, fenced(lease, using=["default"]):
         pass
+    with lock("a", hold_for=60, hold_on_error=False):
+        assert_type(current_lease("a"), Lease)
     found = lock("a").try_acquire()
     assert_type(found, Lease | None)
     if found is not None:

@@ -114,6 +114,16 @@ def test_a_held_lock_is_shown(five, viewer):
     assert "redlock-degraded" in degraded
 
 
+def test_lock_of_which_the_work_is_over_is_shown_as_held_until(five, viewer):
+    """Nobody renews it, so the pages do not show a lease; operators see when it ends by itself."""
+    key = put("nightly", left=3600, state="held", kind="command", label="backup", ttl=3000.0)
+
+    for page in (text_of(viewer, LIST), text_of(viewer, DETAIL, key=key)):
+        assert re.search(r">held until (\d{4}-\d\d-\d\d \d\d:\d\d|\d\d:\d\d:\d\d)<", page)
+        assert "backup (held)" in page
+    assert "<dt>Lease</dt><dd>\N{EN DASH}</dd>" in text_of(viewer, DETAIL, key=key)
+
+
 def test_without_a_quorum_nothing_is_said_of_the_locks(five, viewer):
     """While too few nodes answer, each page says that it does not know, and not that nothing is held, or as of when."""
     put("orders:7")

@@ -1,6 +1,7 @@
 """``locked_command``: one run at a time of a command. With real processes: ``tests/server/live/test_run.py``."""
 
 import re
+from contextlib import nullcontext
 from functools import partialmethod, wraps
 
 import pytest
@@ -12,6 +13,7 @@ from django.utils import translation
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
+from django_redlock.testing import Simulation
 from tests.shop.helpers import in_thread, is_free, lose
 
 noted: list[str] = []
@@ -383,6 +385,29 @@ def test_exception_of_the_command_releases():
         call_command(command(locked_command("nightly", max_hold=7200), work))
 
     assert is_free("command:nightly")
+
+
+@pytest.mark.parametrize("options", [{}, {"hold_on_error": False}])
+@pytest.mark.parametrize("fails", [True, False])
+def test_minimum_hold_keeps_the_next_host_out(fails, options):
+    """The lock stays taken for ``hold_for`` from its start, also if the command fails, unless that is switched off."""
+
+    def work(self):
+        if fails:
+            raise ZeroDivisionError
+
+    with Simulation(ttl=10) as sim:
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            call_command(command(locked_command("nightly", hold_for=50, **options), work))
+        sim.advance(49)
+
+        assert is_free("command:nightly") is (fails and bool(options))
+        if not (fails and options):
+            with pytest.raises(CommandError, match=r"Skipped.*held by command test_locked_command \(held\)") as error:
+                call_command(command(locked_command("nightly", hold_for=50), lambda self: pytest.fail("ran")))
+            assert error.value.returncode == 75
+        sim.advance(2)
+        assert is_free("command:nightly")
 
 
 WHERE = r"@locked_command on tests\.unit\.test_locked_command.*"

@@ -22,6 +22,7 @@ from .models import Hold, KindStatistics, kinds
 HELD_LOCKS = "admin:redlock_heldlock_changelist"
 OUTCOMES = {
     "released": ("good", _("released")),
+    "held": ("good", _("released, kept for its minimum time")),
     "taken": ("warn", _("gave up: taken")),
     "no_quorum": ("bad", _("gave up: no quorum")),
     "expired": ("bad", _("lost: expired")),

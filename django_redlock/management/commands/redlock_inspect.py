@@ -26,6 +26,7 @@ from ..output import (
     listing,
     local,
     remaining,
+    status,
 )
 
 FREE = 1
@@ -104,14 +105,15 @@ def shown(snapshot: Snapshot, lock: LockReport) -> str:
     """Return what is known about a lock, as lines of plain text."""
     held, times = lock.held_for(snapshot.taken), lock.extensions
     extended = {0: "not extended", 1: "extended once"}.get(times, f"extended {times} times")
+    lease = "-" if lock.ttl is None else f"{lock.ttl:g} s, {extended}"
     facts = [
         ("Lock", printable(lock.name)),
-        ("State", str(lock.state.label)),
+        ("State", status(lock)),
         ("Remaining", remaining(lock)),
         ("Votes", f"{lock.votes} of {lock.nodes}, {snapshot.rules.needed} needed"),
         ("Holder", holder(lock)),
         ("Since", local(lock.since) if held is None else f"{local(lock.since)}, held for {duration(held)}"),
-        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, {extended}"),
+        ("Lease", "over, nobody renews it" if lock.kept_until else lease),
         ("Fencing token", str(lock.fencing_token or "-")),
         ("Fingerprint", lock.fingerprint),
     ]

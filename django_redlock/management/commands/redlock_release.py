@@ -21,6 +21,7 @@ from ..output import (
     matching,
     remaining,
     seconds,
+    status,
 )
 
 CHANGED = 4  # exit code: somebody else holds one of the locks now
@@ -112,7 +113,7 @@ class Command(OperatorCommand):
         for lock in locks:
             other = "" if fingerprint in (None, lock.fingerprint) else " Left alone: it has another holder."
             known = "" if lock.remaining is None else " left"
-            about = f"{lock.state.label}, {remaining(lock)}{known}, held by {holder(lock)}, {lock.fingerprint}"
+            about = f"{status(lock)}, {remaining(lock)}{known}, held by {holder(lock)}, {lock.fingerprint}"
             self.stdout.write(f"{printable(lock.name)}: {about}.{other}")
         if not locks:
             self.stdout.write("Nothing is held.")

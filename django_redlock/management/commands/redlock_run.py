@@ -50,6 +50,19 @@ class Command(BaseCommand):
             help="how long to renew it, or 'forever'; OPTIONS[\"max_hold\"], an hour",
         )
         parser.add_argument(
+            "--hold-for",
+            type=duration_in,
+            default=0.0,
+            metavar="SECONDS",
+            help="how long it stays taken at least, from its acquisition, however the program ends; 0",
+        )
+        parser.add_argument(
+            "--no-hold-on-error",
+            action="store_false",
+            dest="hold_on_error",
+            help="free it at once if the program's exit code is not 0",
+        )
+        parser.add_argument(
             "--grace", type=duration_in, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
         )
         parser.add_argument(
@@ -65,7 +78,7 @@ class Command(BaseCommand):
         if program[0] == "--" and len(program) > 1:  # some versions of argparse leave these dashes behind an option
             program = program[1:]
         label = Path(program[0]).name  # without the arguments, which may hold a secret
-        chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
+        chosen = {key: options[key] for key in ("ttl", "wait", "max_hold", "hold_for", "hold_on_error")}
         try:
             lock = locks[using].on_behalf(name, owner_here("command", label), **chosen)
             lease = locked.acquire(lock, skip_exit_code)
@@ -82,7 +95,10 @@ class Command(BaseCommand):
             if not lease.valid():
                 message = f"Ended {label!r} (exit code {code}), because {locked.explain(lease)}."
                 raise CommandError(message, returncode=locked.LOST)
+            if code:
+                lease.hold.failed()
         except BaseException:
+            lease.hold.failed()
             lease.release()
             raise
         locked.give_up(lease)
@@ -107,6 +123,7 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
         try:
             child = Child(program, grace=grace, env=env)
         except OSError as error:
+            lease.hold.keeps = False  # the work does not begin: another host may have the program
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
         pass_to(child)

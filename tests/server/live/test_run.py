@@ -252,6 +252,49 @@ def test_killed_runner_takes_the_program_with_it(live):
     wait_until(lambda: all(map(ended, pids)))
 
 
+KILLED = f"{WORK}say('worked'); os.kill(os.getppid(), signal.SIGKILL); os.killpg(0, signal.SIGKILL)"
+
+
+def test_minimum_hold_outlives_all_processes(live, manager, nodes):
+    """
+    Runner and program get SIGKILL right after the work. The lock stays taken until ``--hold-for`` has passed since it
+    was taken, also when one of the three nodes fails; the next run is skipped until then.
+    """
+    live.env["LIVE_TTL"] = "5"
+    began = time.monotonic()
+    assert outcome(live.run("nightly", KILLED, options=("--hold-for", "15"))) == ("worked", "", -signal.SIGKILL)
+    nodes[0].kill()
+
+    out, err, code = outcome(live.run("nightly", f"{WORK}say('ran')"))
+    assert (out, code) == ("", 75)
+    assert "Skipped: Lock 'nightly' is held by command" in err
+    wait_until(lambda: is_free("nightly"))
+    assert time.monotonic() - began >= 15
+
+
+def test_minimum_hold_of_a_run_that_is_over(live, manager):
+    """It is nobody's: the lists say until when it is held, and redlock_release ends it."""
+    options = "--hold-for", "600"
+    assert outcome(live.run("nightly", f"{WORK}sys.exit(3)", options=options)) == ("", "", 3)
+
+    shown = outcome(live.manage("redlock_inspect", "nightly"))[0]
+    assert re.search(r"State: +held until .*\d\d:\d\d:\d\d", shown)
+    assert "nobody renews it" in shown
+    assert outcome(live.manage("redlock_release", "nightly", "--no-input"))[2] == 0
+    assert is_free("nightly")
+
+
+@pytest.mark.endurance
+def test_run_that_did_not_begin_or_failed_may_leave_the_lock_free(live, manager):
+    """A host that lacks the program keeps no other from the work; with ``--no-hold-on-error``, no failed run does."""
+    options = "--hold-for", "600"
+    assert outcome(live.manage("redlock_run", "nightly", *options, "--", "no-such-program"))[2] == 127
+    assert is_free("nightly")
+    failed = live.run("nightly", f"{WORK}sys.exit(3)", options=(*options, "--no-hold-on-error"))
+    assert outcome(failed) == ("", "", 3)
+    assert is_free("nightly")
+
+
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
     """Both ends of a terminal: the test's, and that of the programs."""

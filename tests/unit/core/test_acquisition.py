@@ -8,7 +8,7 @@ import pytest
 from django_redlock.core.acquisition import Acquisition, GaveUp, Step
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner, common_value, counted, encode
-from django_redlock.core.protocol import ABSENT, Failure, Instant, Kind, Release, Reply, Row, failed
+from django_redlock.core.protocol import ABSENT, Extended, Failure, Instant, Kind, Release, Reply, Row, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 
@@ -25,11 +25,12 @@ class Attempt:
         waiter: str = "",
         limit: int = 1,
         term: float = 10.0,
+        hold_for: float = 0.0,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         secrets = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), term, wait, Owner(), limit=limit)
+        wanted = Wanted(("a",), term, wait, Owner(), limit=limit, hold_for=hold_for)
         acquisition = Acquisition(wanted, rules, HighestToken(), lambda: next(secrets), lambda: 0.5, waiter)
         self.time = 100.0
         self.steps: Generator[Step, Instant, Granted | GaveUp] = acquisition.steps(self._instant())
@@ -80,6 +81,29 @@ def test_token_is_not_small_where_the_nodes_know_none():
     assert {request.number for request in second.requests.values()} == {NOW + 1_000_000}
     attempt.reply(A, A, A)
     assert attempt.go_on().fencing_token == NOW + 1_000_000
+
+
+def test_lock_that_the_nodes_do_not_keep_is_given_back():
+    """
+    A minimum hold longer than the lease is a request of its own, before the work begins. If too few nodes answer it,
+    the work must not begin, because it might begin again too soon; nothing is left on any node, however late.
+    """
+    attempt = Attempt(3, hold_for=100.0)
+    attempt.reply(A, A, A)
+
+    keep = attempt.go_on(0.1)
+    assert [term.ttl for term in keep.terms] == [100.0]
+    keep.receive(0, Reply(Kind.HELD, terms=(Extended(Kind.HELD, 1),)))
+    keep.receive(1, failed(Failure.TIMEOUT, U))
+    keep.receive(2, failed(Failure.REFUSED))
+    release = attempt.go_on(0.2)
+
+    assert (set(release.requests), release.lasting) == ({0, 1, 2}, 100.0)
+    assert all(request.secret == keep.terms[0].secret for request in release.requests.values())
+    assert release.requests[1].tombstone
+    outcome = attempt.go_on()
+    assert isinstance(outcome, GaveUp)
+    assert not outcome.taken
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,17 @@ DEADLINE = START + TTL - 0.092
 
 
 def held(
-    nodes: int = 5, heartbeat: float | None = None, untouched: frozenset[int] = frozenset(), **options: Any
+    nodes: int = 5,
+    heartbeat: float | None = None,
+    untouched: frozenset[int] = frozenset(),
+    hold_until: float = 0.0,
+    **options: Any,
 ) -> HoldState:
     rules = Rules(nodes, ttl=TTL, **options)
     value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
-    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, 0.25, (), untouched=untouched)
+    granted = Granted(
+        ("{x}",), "a" * 32, value, 7, START, deadline, 0.25, (), untouched=untouched, hold_until=hold_until
+    )
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
     return HoldState(wanted, granted, rules, HighestToken())
 
@@ -44,6 +50,15 @@ def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
             round.receive(node, Reply(kind, fence, terms=(Extended(kind, fence),) if kind in (H, R) else ()))
     round.close()
     return round
+
+
+def test_release_in_spite_of_a_minimum_hold_is_redelivered_until_that_would_end():
+    """A node that misses the release of work that failed (``hold_on_error=False``) would keep the lock until then."""
+    hold = held(hold_until=START + 500.0)
+    hold.keeps = False
+    hold.end(EndReason.RELEASED, START + 20.0)
+
+    assert hold.release(0.25).lasting == 480.0
 
 
 def test_extension_waits_no_longer_than_the_lease_lasts():

@@ -19,7 +19,7 @@ SECRET = "0123456789abcdef" * 2
 texts = st.text(max_size=20)
 labels, refs = st.text(max_size=MAX_LABEL + 10), st.text(max_size=MAX_REF + 10)
 times = st.floats(min_value=0, max_value=1e12)
-lease = {"since": times, "ttl": times, "process": texts, "extensions": st.just(0)}
+lease = {"since": times, "ttl": times, "process": texts, "extensions": st.just(0), "hold": times}
 states = st.text(max_size=MAX_STATE + 10)
 work = {"kind": texts, "label": labels, "ref": refs, "state": states, "call": states}
 owners = st.builds(Owner, host=texts, pid=st.integers(0), **lease, **work)

@@ -2,6 +2,8 @@
 
 import django
 
+from django_redlock import current_lease
+
 if django.VERSION >= (6, 0):
     from django_redlock.tasks import singleton_task
 
@@ -52,3 +54,11 @@ if django.VERSION >= (6, 0):
     @singleton_task(backend="kept", key="{sizes}/{kind}")
     def measure(sizes, kind):
         ran.append(("measure", sizes, kind))
+
+    @singleton_task
+    def inside(day):
+        ran.append(current_lease().name)
+
+    @singleton_task
+    async def ainside(day):
+        ran.append(current_lease().name)
