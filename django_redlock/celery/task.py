@@ -239,7 +239,7 @@ class SingletonTask(BaseTask[P, R]):
 
     def singleton_ticket(
         self,
-        task_id: str,
+        task_id: str | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         secret: str = "",
@@ -249,7 +249,7 @@ class SingletonTask(BaseTask[P, R]):
         Return the ticket of a call: the information about the slot that its message carries.
 
         Args:
-            task_id: The id of the task.
+            task_id: The id of the task; None draws a fresh one.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             secret: The secret of the message.
@@ -258,9 +258,10 @@ class SingletonTask(BaseTask[P, R]):
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        options, own = self.singleton_options, self._continued(task_id, args, kwargs)
+        options = self.singleton_options
+        own = self._continued(task_id, args, kwargs) if task_id else None  # only a known id continues a run
         name = own.name if own else self.singleton_key.lock_name(args, kwargs)
-        ticket = Ticket(name, options.using, task_id, secret, scope=options.scope)
+        ticket = Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
         if own:
             ticket.limit, ticket.own = own.limit, own.own
         elif options.depends or chosen:
@@ -338,7 +339,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret(), singleton or {})
+        ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret(), singleton or {})
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 

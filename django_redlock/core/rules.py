@@ -233,9 +233,10 @@ def is_whole(value: object, least: float, most: float) -> bool:
 
 def seconds(what: str, value: object) -> float:
     """Return *value* if it is a positive number of seconds, else raise ValueError naming *what*."""
-    if number(what, value) <= 0:
+    length = number(what, value)
+    if length <= 0:
         raise ValueError(f"{what} must be more than 0 seconds, not {value!r}.")
-    return number(what, value)
+    return length
 
 
 def from_zero(what: str, value: object) -> float:

@@ -128,12 +128,11 @@ class Nodes:
             return Holder.of(taken)
         raise AssertionError("an attempt that gave up has an error")
 
-    def confirm(self, question: ask.Confirm) -> None:
-        """Keep a claimed slot, in the background."""
+    def confirm(self, claim: Claimed, ttl: float) -> None:
+        """Keep a claimed slot for *ttl* seconds, because its message was sent; this happens in the background."""
         # A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a
         # later holder or of a release.
-        claim: Claimed = question.claim
-        self.manager.confirmations.add(claim.granted, claim.owner, SlotState.QUEUED, question.ttl)
+        self.manager.confirmations.add(claim.granted, claim.owner, SlotState.QUEUED, ttl)
 
     def put(self, question: ask.Put) -> str:
         """Take a lock that is not renewed, and return its secret."""
@@ -251,7 +250,6 @@ Nodes.answers = {
     ask.Pause: Nodes.pause,
     ask.Look: Nodes.look,
     ask.Claim: Nodes.claim,
-    ask.Confirm: Nodes.confirm,
     ask.Put: Nodes.put,
     ask.Free: Nodes.free,
     ask.WriteBack: Nodes.write_back,
