@@ -37,7 +37,6 @@ from .questions import (
     InTurn,
     Kept,
     LastLength,
-    LeaveLine,
     Look,
     Now,
     Pause,
@@ -814,8 +813,6 @@ def interrupted(message: Message, stopped: bool) -> Steps[None]:
 
 
 def _leave_nothing(message: Message) -> Steps[None]:
-    if message.waits_in_line:
-        yield LeaveLine(message.ticket)
     yield from discard(message.ticket, message.rules)
     yield from _stop_watching(message)
 

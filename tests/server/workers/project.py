@@ -245,3 +245,26 @@ def double(number: int) -> int:
 @shared_task
 def add(*numbers: int) -> int:
     return sum(numbers)
+
+
+def work(what: str, number: int) -> int:
+    stage(what).say(f"{number} began {time.time()}")
+    time.sleep(0.2)
+    stage(what).say(f"{number} ended {time.time()}")
+    return number
+
+
+# Those of one key wait for each other, in the queue of the key.
+QUEUE: dict[str, dict[str, Any]] = {"one_by_one": {}, "three_at_once": {"limit": 3}}
+for name, options in QUEUE.items():
+    singleton_task(
+        name=f"{__name__}.{name}", key=("what",), scope="while_executing", lease=LEASE, acks_late=True, **options
+    )(work)
+
+
+@singleton_task(key=("what",), scope="while_executing", lease=LONG)
+def turn(what: str, number: int) -> int:
+    """Run until the test allows to go on."""
+    stage(what).say(f"{number} began")
+    stage(what).wait()
+    return number
