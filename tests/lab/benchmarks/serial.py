@@ -1,4 +1,4 @@
-"""Bursts of calls of which one runs at a time: in the queue of their key, and by retries of a task that takes a lock."""
+"""Bursts of calls of which one runs at a time: in the queue of their key, or with a lock and retries."""
 
 import os
 import subprocess

@@ -19,12 +19,15 @@ from celery import Celery, Task, shared_task
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import task_prerun
 from django.dispatch import receiver
+from kombu import Exchange, Queue
 
 from django_redlock.celery import singleton_overlap, singleton_task
 
 LEASE = 9.0  # seconds, of the tasks whose lease is to run out; renewed after a third
 LONG = 600.0  # seconds, which outlasts every test
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
+
+QUORUM = Queue("quorum", Exchange("quorum", type="topic"), "quorum", queue_arguments={"x-queue-type": "quorum"})
 
 app = Celery("tests.server.workers.project", set_as_current=False)
 
@@ -35,6 +38,7 @@ def configure(broker: str, results: str) -> None:
         broker_url=broker,
         result_backend=results,
         broker_connection_retry_on_startup=True,
+        task_queues=[QUORUM] if os.environ.get("TEST_QUORUM") else None,
         worker_prefetch_multiplier=int(os.environ.get("TEST_PREFETCH", 1)),
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
@@ -247,9 +251,9 @@ def add(*numbers: int) -> int:
     return sum(numbers)
 
 
-def work(what: str, number: int) -> int:
+def work(what: str, number: int, seconds: float = 0.2) -> int:
     stage(what).say(f"{number} began {time.time()}")
-    time.sleep(0.2)
+    time.sleep(seconds)
     stage(what).say(f"{number} ended {time.time()}")
     return number
 
