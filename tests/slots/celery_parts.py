@@ -364,8 +364,10 @@ def work(
         machine.busy = True
         try:
             deal_with(machine, task, broker, profile, message)
-        except (Dead, SystemExit):
+        except (Dead, SystemExit) as error:
             broker.unacked.remove(message)
+            if isinstance(error, SystemExit) and message.id in broker.visits:
+                broker.visits[message.id].append(Visit(world.now, -GRACE))  # it has given up its place
             if profile.late:
                 message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)

@@ -186,16 +186,16 @@ def no_slot_is_idle(history: "History") -> list[str]:
 
 
 def _free_times(history: "History", start: float, stop: float) -> Iterator[tuple[float, float]]:
-    """Yield the times between two moments at which fewer runs than the limit had a slot."""
+    """Yield the times between two moments for which the next run could have had a slot, and none began."""
     limit = history.profile.options.limit
     changes = [(run.took, 1) for run in history.runs] + [(run.until, -1) for run in history.runs]
     alive, free = 0, start
-    for moment, change in [*sorted(changes), (stop, limit)]:
-        if alive < limit <= alive + change and free < min(moment, stop):
+    for moment, change in [*sorted(changes), (stop, 1)]:
+        if change > 0 and alive < limit and free < min(moment, stop):
             yield free, min(moment, stop)
-        elif alive + change < limit <= alive:
-            free = max(start, moment)
         alive += change
+        if change > 0 or alive + 1 == limit:  # the next one may begin, from now on
+            free = max(start, moment)
 
 
 def one_id_for_a_run(history: "History") -> list[str]:

@@ -103,7 +103,8 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 # Calls of which one or a few run at a time, in the order in which workers got them.
-IN_LINE = (*COVERED, nothing_is_left, runs_are_in_order, no_slot_is_idle)
+LIMITED = (*COVERED, nothing_is_left)
+IN_LINE = (*LIMITED, runs_are_in_order, no_slot_is_idle)
 LINE: dict[str, Any] = {"callers": 4, "calls": 3, "workers": 4}
 LIMITS: dict[str, Any] = {"options": tuple(replace(SERIAL, limit=limit) for limit in (1, 2, 3))}
 MORTAL: dict[str, Any] = {
@@ -125,7 +126,9 @@ LINES: dict[str, dict[str, Any]] = {
 
 def in_line(name: str) -> Profile:
     """Return the profile of calls that wait in line."""
-    return Profile(name, SERIAL, IN_LINE, **{**LINE, **LINES[name]})
+    about = LINES[name]
+    # A message whose nodes do not answer gives up its place, and comes back ever later.
+    return Profile(name, SERIAL, LIMITED if "outage" in about else IN_LINE, **{**LINE, **about})
 
 
 def under(fault: str) -> Profile:
