@@ -99,6 +99,7 @@ class Broker:
         self.sent: set[str] = set()  # ids of the messages that have reached the broker
         self.dying: set[str] = set()  # machines that are killed when they publish, before the broker has it or after
         self.ends: dict[str, str] = {}  # for the id of a message that did not run: how a worker ended it
+        self.got: dict[str, float] = {}  # for the id of a message: when a worker got it first
         self.visits: dict[str, list[Visit]] = {}  # of the messages that have a place, since they were put back first
         self._waited: dict[str, float] = {}
 
@@ -361,6 +362,7 @@ def work(
             continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
+        broker.got.setdefault(message.id, world.now)
         machine.busy = True
         try:
             deal_with(machine, task, broker, profile, message)

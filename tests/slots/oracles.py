@@ -146,15 +146,17 @@ def runs_are_in_order(history: "History") -> list[str]:
     A message has a place since it was put back. The place is kept for its pause and a grace, until a worker has the
     message; then for as long again.
     """
-    found = []
+    found, broker = [], history.broker
     first: dict[str, Run] = {}
     for run in sorted(history.runs, key=lambda run: run.number):
         first.setdefault(run.id, run)
-    waited = [run for run in first.values() if run.id in history.broker.visits]
-    for run in first.values():
-        for other in waited:
-            if other.stamp < run.stamp and run.took < other.took and _keeps_its_place(history, other.id, run.took):
-                found.append(f"{run.id[:4]} took its slot before {other.id[:4]}, which had come earlier")
+    # The message of a worker that died gets another stamp, while the nodes may still know that of its first delivery.
+    orders = {task_id: (run.stamp, broker.got[task_id]) for task_id, run in first.items()}
+    for task_id, run in first.items():
+        for other in broker.visits.keys() & first.keys():
+            came_before = all(a < b for a, b in zip(orders[other], orders[task_id], strict=True))
+            if came_before and run.took < first[other].took and _keeps_its_place(history, other, run.took):
+                found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
     return found
 
 
