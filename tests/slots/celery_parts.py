@@ -59,7 +59,7 @@ class Message:
     def waited(self) -> float:
         """For how long it has been put back to wait for its slot, in seconds."""
         ticket = Ticket.unpack(self.headers.get(HEADER), self.id)
-        return ticket.waited if ticket and ticket.line.stamp else 0.0
+        return ticket.waited if ticket else 0.0
 
     def __str__(self) -> str:
         return f"{self.id[:4]} {self.args} due {self.due:.3f}"
@@ -99,7 +99,7 @@ class Broker:
         self.sent: set[str] = set()  # ids of the messages that have reached the broker
         self.dying: set[str] = set()  # machines that are killed when they publish, before the broker has it or after
         self.ends: dict[str, str] = {}  # for the id of a message that did not run: how a worker ended it
-        self.got: dict[str, float] = {}  # for the id of a message: when a worker got it first
+        self.got: dict[str, list[float]] = {}  # for the id of a message: when workers got it
         self.visits: dict[str, list[Visit]] = {}  # of the messages that have a place, since they were put back first
         self._waited: dict[str, float] = {}
 
@@ -210,7 +210,6 @@ class Run:
     ended: int = 0  # the step in which the body ended
     message: int = 0  # the number of a pending call's message
     over: int = 0  # the step in which its slot was free and its result stored
-    stamp: int = 0  # that of its message, if it may have waited in the queue of its slot
     took: float = 0.0  # when the attempt began that took its slot
 
     @property
@@ -261,7 +260,7 @@ class RecordingTask(Task):  # type: ignore[type-arg]
         run = Run(str(self.request.id), value, here.world.now, next(here.steps), message=ticket.number if ticket else 0)
         execution = getattr(self.request, EXECUTION)
         if execution.slot:
-            run.stamp, run.took = execution.ticket.line.stamp, execution.slot.hold.since - BEGIN
+            run.took = execution.slot.hold.since - BEGIN
         here.runs.append(run)
         here.world.note(f"begins {run.id[:4]} with {value}")
         here.world.sleep(here.world.random.uniform(*here.lengths) * here.length)
@@ -362,7 +361,7 @@ def work(
             continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
-        broker.got.setdefault(message.id, world.now)
+        broker.got.setdefault(message.id, []).append(world.now)
         machine.busy = True
         try:
             deal_with(machine, task, broker, profile, message)

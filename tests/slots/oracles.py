@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .schedule import History
 
 RETURN = 5.0  # seconds within which nodes come back
+TOGETHER = 1e-4  # seconds within which messages come at the same time, as their stamps show
 DELAY = 0.2  # seconds within which a worker enrols a message that it has got
 MOMENT, LATE = 1.0, 4.0  # seconds within which a worker gets a message that is due, and has another one before it
 NOTES = ("done:", "began:", "begun:", "watch:")
@@ -150,12 +151,14 @@ def runs_are_in_order(history: "History") -> list[str]:
     first: dict[str, Run] = {}
     for run in sorted(history.runs, key=lambda run: run.number):
         first.setdefault(run.id, run)
-    # The message of a worker that died gets another stamp, while the nodes may still know that of its first delivery.
-    orders = {task_id: (run.stamp, broker.got[task_id]) for task_id, run in first.items()}
-    for task_id, run in first.items():
-        for other in broker.visits.keys() & first.keys():
-            came_before = all(a < b for a, b in zip(orders[other], orders[task_id], strict=True))
-            if came_before and run.took < first[other].took and _keeps_its_place(history, other, run.took):
+    for other, visits in broker.visits.items():
+        if other not in first:
+            continue
+        # A worker that died with it before may have told the nodes of it, or not.
+        came = max(got for got in broker.got[other] if got < visits[0].at)
+        for task_id, run in first.items():
+            is_earlier = run.took < first[other].took and came < broker.got[task_id][0] - TOGETHER
+            if is_earlier and _keeps_its_place(history, other, run.took):
                 found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
     return found
 
