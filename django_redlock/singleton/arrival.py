@@ -37,7 +37,6 @@ from .questions import (
     InTurn,
     Kept,
     LastLength,
-    LeaveLine,
     Look,
     Now,
     Pause,
@@ -702,7 +701,9 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
     if message.waits_in_line and not (yield from _take_running(message, ticket, away=pause + GRACE)):
         return None
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
-    return (yield from _put_back(message, replace(ticket, waited=ticket.waited + pause), pause, reason))
+    # The nodes have answered, so if they do not the next time, the pauses begin to grow then.
+    again = replace(ticket, waited=ticket.waited + pause, tries=0)
+    return (yield from _put_back(message, again, pause, reason))
 
 
 def _watch(message: Message, holder: Holder) -> Steps[Verdict]:
@@ -814,8 +815,6 @@ def interrupted(message: Message, stopped: bool) -> Steps[None]:
 
 
 def _leave_nothing(message: Message) -> Steps[None]:
-    if message.waits_in_line:
-        yield LeaveLine(message.ticket)
     yield from discard(message.ticket, message.rules)
     yield from _stop_watching(message)
 
