@@ -339,7 +339,12 @@ MUTANTS = (
     ),
     Mutant("the turn of a lost message is never taken back", ("serial, purged",), (arrival, "GRACE"), always(FOR_LONG)),
     Mutant("places are not kept", ("serial burst",), (arrival.Message, "waits_in_line"), NOBODY),
-    Mutant("messages forget when they came", ("serial with limit", "serial, one silent"), (Ticket, "pack"), forgets_its_stamp),
+    Mutant(
+        "messages forget when they came",
+        ("serial with limit", "serial, one silent"),
+        (Ticket, "pack"),
+        forgets_its_stamp,
+    ),
     Mutant(
         "one vote is enough for a permit",
         ("serial with limit", "serial, flapping"),
