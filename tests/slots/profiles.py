@@ -149,7 +149,7 @@ PROFILES = {
             "serial, held",
             replace(SERIAL, hold_for=2.0, lease=1.0),
             (*IN_LINE, starts_are_apart),
-            **{**LINE, "recycled": 0.5, "length": 0.5},
+            **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1},
         ),
         Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
         Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),
