@@ -175,16 +175,12 @@ class Sender(Nodes):
         """
         task, options = self.task, self.options
         linked = bool(options.get("link") or options.get("link_error"))
-        call = Call(task.name, ticket, self.rules, self.ttl, linked, self.from_beat, not task.ignore_result, time())
+        # Beat cannot catch an error, and would log a traceback at every tick.
+        quiet = bool((options.get("headers") or {}).get("celery_beat_task")) or threading.get_ident() == _beat
+        call = Call(task.name, ticket, self.rules, self.ttl, linked, quiet, not task.ignore_result, time())
         if owned:
             return self.answered(call, self.run(send_owned(call, task.singleton_run, options.get("retries") or 0)))
         return self.answered(call, self.run(send(call)))
-
-    @property
-    def from_beat(self) -> bool:
-        """Whether beat makes the call. It cannot catch an error, and would log a traceback at every tick."""
-        headers = self.options.get("headers") or {}
-        return bool(headers.get("celery_beat_task")) or threading.get_ident() == _beat
 
     def send(self, question: ask.Send) -> Any:
         """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
@@ -197,7 +193,7 @@ class Sender(Nodes):
             free(ticket.using, ticket.waiting, ticket.secret)
             raise
         if question.claim:
-            self.confirm(ask.Confirm(question.claim, self.ttl))
+            self.confirm(question.claim, self.ttl)
         return sent
 
     def stored(self, question: ask.Stored) -> Result:

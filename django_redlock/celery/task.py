@@ -51,7 +51,7 @@ from ..singleton.slot import DuplicateTask
 from ..singleton.ticket import Ticket
 from .dispatch import R, Sender, SingletonResult, eager_result, mixed_result
 from .handle import Singleton
-from .worker import EXECUTION, Skipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
+from .worker import EXECUTION, EagerlySkipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
 
 # Options of Celery's decorator that are not attributes of its task class.
 CELERY_ONLY = {
@@ -239,7 +239,7 @@ class SingletonTask(BaseTask[P, R]):
 
     def singleton_ticket(
         self,
-        task_id: str,
+        task_id: str | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         secret: str = "",
@@ -249,7 +249,7 @@ class SingletonTask(BaseTask[P, R]):
         Return the ticket of a call: the information about the slot that its message carries.
 
         Args:
-            task_id: The id of the task.
+            task_id: The id of the task; None draws a fresh one.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             secret: The secret of the message.
@@ -258,9 +258,10 @@ class SingletonTask(BaseTask[P, R]):
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        options, own = self.singleton_options, self._continued(task_id, args, kwargs)
+        options = self.singleton_options
+        own = self._continued(task_id, args, kwargs) if task_id else None  # only a known id continues a run
         name = own.name if own else self.singleton_key.lock_name(args, kwargs)
-        ticket = Ticket(name, options.using, task_id, secret, scope=options.scope)
+        ticket = Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
         if own:
             ticket.limit, ticket.own = own.limit, own.own
         elif options.depends or chosen:
@@ -291,7 +292,7 @@ class SingletonTask(BaseTask[P, R]):
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
-        from .request import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
+        from .parent import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
 
         self.Request = mixed_request(self.Request)
         return freeing_unreadable(super().start_strategy(app, consumer, **options))
@@ -338,7 +339,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret(), singleton or {})
+        ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret(), singleton or {})
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 
@@ -351,7 +352,7 @@ class SingletonTask(BaseTask[P, R]):
         """
         done: Any = self.singleton_publish(args, kwargs, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
-        if not isinstance(skipped, Skipped):
+        if not isinstance(skipped, EagerlySkipped):
             return eager_result(done)
         answer, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
         if holder and rules.on_duplicate == "raise" and options["task_id"] is None:

@@ -129,7 +129,7 @@ class Acquisition:
             if granted is not None:
                 return granted
             verdict = self._attempt.verdict
-            if self._again and self._is_over(verdict) and self._was_cut(verdict):
+            if self._again and self._was_cut(verdict) and self._is_over(verdict):
                 self._again = False
                 granted = yield from self._repeat()
                 if granted is not None:
@@ -166,7 +166,7 @@ class Acquisition:
         An idle link that was cut shows that only when it is used. The nodes may be well, and a caller that tries once
         would be refused for nothing.
         """
-        return not verdict.taken and any(round.cut for round in self._attempt.rounds)
+        return any(round.cut for round in self._attempt.rounds) and not verdict.taken
 
     def _repeat(self) -> Generator[Step, Instant, Granted | None]:
         """

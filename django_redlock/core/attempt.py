@@ -150,9 +150,9 @@ class Attempt:
             if self._waiter:
                 self._enrolled |= first.may_queue()
             verdict = Verdict(first.replies, self._rules)
+            if not verdict.granted_lock:
+                return None
             if not verdict.accepted:
-                if not verdict.granted_lock:
-                    return None
                 # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
                 # second proposal is at least the slowest granting node's own time.
                 fencing_token = self.number = max(self._above_highest(), verdict.granting_time)

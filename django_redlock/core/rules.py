@@ -233,9 +233,10 @@ def is_whole(value: object, least: float, most: float) -> bool:
 
 def seconds(what: str, value: object) -> float:
     """Return *value* if it is a positive number of seconds, else raise ValueError naming *what*."""
-    if number(what, value) <= 0:
+    length = number(what, value)
+    if length <= 0:
         raise ValueError(f"{what} must be more than 0 seconds, not {value!r}.")
-    return number(what, value)
+    return length
 
 
 def from_zero(what: str, value: object) -> float:
@@ -308,7 +309,7 @@ def check_wait(wait: Waits) -> Waits:
     return wait
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """
     The place in the queue of somebody who goes away and comes back, such as the message of a task.
 
@@ -366,7 +367,7 @@ class Wanted(NamedTuple):
     strict: bool = False
     sends: bool = False
     once: bool = False
-    place: Place | None = None
+    place: QueuePlace | None = None
     hold_for: float = 0.0
     hold_on_error: bool = True
 

@@ -198,9 +198,9 @@ class Verdict:
         A silent node may have granted the lock to any of them. So nobody can know whether one of them has won; those
         that have not go on, see :meth:`precedes`.
         """
-        taken = count(self.replies, Kind.BUSY) > 0
-        possible = is_quorum(self._in_the_way + self._pending, self.rules.needed)
-        return taken and not self.cut_off and not possible
+        if not count(self.replies, Kind.BUSY):
+            return False
+        return not is_quorum(self._in_the_way + self._pending, self.rules.needed) and not self.cut_off
 
     def precedes(self, value: str) -> bool:
         """

@@ -5,10 +5,9 @@ Decide about a call: it takes the slot and sends a message, or it is a duplicate
 :func:`store` for a row, whose id is known only when it is stored.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..core.names import MAX_LABEL
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
@@ -24,8 +23,6 @@ FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
 STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
 JOINS = "sends nothing, and has the result of that task"
 FOLLOWS = "is sent, and runs afterwards"
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -129,7 +126,10 @@ def send(call: Call) -> Steps[Verdict]:
     if call.ticket.scope == RUNNING:
         return Sent((yield Send(call.ticket.without_slot)))
     try:
-        return (yield from (_take_or_follow(call) if call.rules.trails else _take_or_answer(call)))
+        if call.rules.trails:
+            return (yield from _take_or_follow(call))
+        holder = yield from _claim(call)
+        return (yield from _answer(call, holder)) if holder else Sent((yield Send(call.ticket, call.claim)))
     except QuorumUnavailableError as error:
         if call.rules.without_nodes("enqueue") == "raise":
             raise
@@ -140,29 +140,17 @@ def send(call: Call) -> Steps[Verdict]:
     return Sent((yield Send(ticket, call.claim)), unanswered=unanswered)
 
 
-def _take_or_answer(call: Call) -> Steps[Verdict]:
-    holder = yield from _claim(call)
-    if holder:
-        return (yield from _answer(call, holder))
-    return Sent((yield Send(call.ticket, call.claim)))
-
-
 def _claim(call: Call) -> Steps[Holder | None]:
     """
     Claim the slot of the waiting message; return the holder if the slot is taken.
 
-    A holder whose message may not have been sent is no holder yet: its caller may have died. So this waits, for a
-    second at most, until the message was sent or the slot is free.
-
     Raises:
-        QuorumUnavailableError: Too few nodes answered, or none of this is known in time.
+        QuorumUnavailableError: Too few nodes answered, or the message of the holder may not have been sent.
     """
-
-    def look() -> Steps[tuple[Holder | None, Holder | None]]:
-        holder = yield from _claim_once(call)
-        return holder, holder
-
-    return (yield from once_confirmed(call.ticket.waiting, look))
+    confirmation = Confirmation()
+    while (holder := (yield from _claim_once(call))) and holder.state is SlotState.CLAIMED:
+        yield from confirmation.awaited(call.ticket.waiting, holder)
+    return holder
 
 
 def _claim_once(call: Call, adopt: str = "") -> Steps[Holder | None]:
@@ -176,27 +164,35 @@ def _claim_once(call: Call, adopt: str = "") -> Steps[Holder | None]:
     return None
 
 
-def once_confirmed(name: str, look: Callable[[], Steps[tuple[T, Holder | None]]]) -> Steps[T]:
+@dataclass(slots=True)
+class Confirmation:
     """
-    Return what *look* finds, once the holder that it reports as well has sent its message, or is gone.
+    The wait for a holder that has claimed a slot to confirm that its message was sent.
 
-    A holder whose message may not have been sent is no holder yet: its caller may have died. So this waits for a second
-    at most.
+    Such a holder is no holder yet: its caller may have died. So whoever meets it looks again, for a second at most,
+    until the message was sent or the slot is free.
 
-    Raises:
-        QuorumUnavailableError: That does not become known in time.
+    Args:
+        until: When the wait ends, on the clock of the locks.
+        pause: Seconds until the next look.
     """
-    until, pause = inf, FIRST_LOOK
-    while True:
-        found, holder = yield from look()
-        if holder is None or holder.state is not SlotState.CLAIMED:
-            return found
+
+    until: float = inf
+    pause: float = FIRST_LOOK
+
+    def awaited(self, name: str, holder: Holder) -> Steps[None]:
+        """
+        Wait before the next look at the lock *name*, which this holder has claimed.
+
+        Raises:
+            QuorumUnavailableError: The second is over.
+        """
         now = yield Now()
-        until = min(until, now + UNCONFIRMED)
-        if now + pause > until:
+        self.until = min(self.until, now + UNCONFIRMED)
+        if now + self.pause > self.until:
             raise QuorumUnavailableError(name, nodes={str(holder): "may not have been sent"})
-        yield Pause(pause)
-        pause = min(2 * pause, LONGEST_LOOK)
+        yield Pause(self.pause)
+        self.pause = min(2 * self.pause, LONGEST_LOOK)
 
 
 # A duplicate
@@ -340,15 +336,15 @@ def _look(call: Call) -> Steps[tuple[Seen, Seen]]:
     Raises:
         QuorumUnavailableError: Too few nodes answered, or the message of the holder may not have been sent.
     """
-
-    def found() -> Steps[tuple[tuple[Seen, Seen], Holder]]:
-        names, slots = call.ticket.places(trails=True), []
+    names, confirmation = call.ticket.places(trails=True), Confirmation()
+    while True:
+        slots = []
         for name, seen in zip(names, (yield Look(tuple(names))), strict=True):
             slots.append((yield from _unless_over(call, name, seen)))
         run = next((seen for seen in slots[:-1] if seen.value), FREE)
-        return (run, slots[-1]), run.holder
-
-    return (yield from once_confirmed(call.ticket.waiting, found))
+        if run.holder.state is not SlotState.CLAIMED:
+            return run, slots[-1]
+        yield from confirmation.awaited(call.ticket.waiting, run.holder)
 
 
 def _unless_over(call: Call, name: str, seen: Seen) -> Steps[Seen]:
@@ -440,26 +436,28 @@ def store(call: Call) -> Steps[Verdict]:
     """
     if not call.ticket.waiting:  # any number may wait
         return Sent((yield Send(call.ticket)))
+    confirmation = Confirmation()
     try:
-        found = yield from once_confirmed(call.ticket.waiting, lambda: _look_for_row(call))
+        while (taken := (yield from _claim_for_row(call))) and taken[0].state is SlotState.CLAIMED:
+            yield from confirmation.awaited(call.ticket.waiting, taken[0])
     except QuorumUnavailableError as error:
         if call.rules.without_nodes("enqueue") == "raise":
             raise
         unanswered = error
     else:
-        return found if found else Sent((yield Send(call.ticket, call.claim)))
+        return _answer_with_row(call, *taken) if taken else Sent((yield Send(call.ticket, call.claim)))
     return Sent((yield Send(call.ticket)), unanswered=unanswered)
 
 
-def _look_for_row(call: Call) -> Steps[tuple[Verdict | None, Holder | None]]:
-    """Claim the slot; return None, or the answer to a duplicate and the holder."""
+def _claim_for_row(call: Call) -> Steps[tuple[Holder, Result] | None]:
+    """Claim the slot; return the holder and its row if the slot is taken."""
     holder, row = yield from _claim_or_find(call)
     if holder and holder.state is SlotState.QUEUED and holder.task_id and _is_row_over(call, row):
         (seen,) = yield Look((call.ticket.waiting,))
         holder, row = yield from _claim_or_find(call, seen.secret if seen.holder.waits_as(holder.task_id) else "")
     if holder and holder.state is SlotState.CLAIMED:
         holder, row = yield from _claim_or_own(call, holder, row)
-    return (_answer_with_row(call, holder, row) if holder else None), holder
+    return (holder, row) if holder else None
 
 
 def _claim_or_find(call: Call, adopt: str = "") -> Steps[tuple[Holder | None, Result]]:

@@ -13,7 +13,7 @@ from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, permit_slug, slug
 from ..core.protocol import SUPERSEDED, Extend, Outcome, Term
-from ..core.rules import MIN_TTL, Place, Wanted
+from ..core.rules import MIN_TTL, QueuePlace, Wanted
 from ..core.votes import extended_by_quorum, is_quorum
 from ..engine.lease import Lease, note_late_loss, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..engine.manager import LockManager, fresh_secret, owner_here
@@ -128,12 +128,11 @@ class Nodes:
             return Holder.of(taken)
         raise AssertionError("an attempt that gave up has an error")
 
-    def confirm(self, question: ask.Confirm) -> None:
-        """Keep a claimed slot, in the background."""
+    def confirm(self, claim: Claimed, ttl: float) -> None:
+        """Keep a claimed slot for *ttl* seconds, because its message was sent; this happens in the background."""
         # A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a
         # later holder or of a release.
-        claim: Claimed = question.claim
-        self.manager.confirmations.add(claim.granted, claim.owner, SlotState.QUEUED, question.ttl)
+        self.manager.confirmations.add(claim.granted, claim.owner, SlotState.QUEUED, ttl)
 
     def put(self, question: ask.Put) -> str:
         """Take a lock that is not renewed, and return its secret."""
@@ -196,7 +195,7 @@ class Nodes:
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
         if question.away:
-            how["place"] = Place(ticket.waiter, ticket.line.stamp, question.away)
+            how["place"] = QueuePlace(ticket.waiter, ticket.line.stamp, question.away)
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:
@@ -251,7 +250,6 @@ Nodes.answers = {
     ask.Pause: Nodes.pause,
     ask.Look: Nodes.look,
     ask.Claim: Nodes.claim,
-    ask.Confirm: Nodes.confirm,
     ask.Put: Nodes.put,
     ask.Free: Nodes.free,
     ask.WriteBack: Nodes.write_back,

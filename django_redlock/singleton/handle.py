@@ -13,7 +13,7 @@ from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..keys.task import TaskKey
-from .call import once_confirmed
+from .call import Confirmation
 from .driver import Nodes, seen_in, slug_of
 from .options import SingletonOptions
 from .questions import Free, Look, Steps
@@ -248,15 +248,7 @@ class Slots(Generic[P]):
 
     def _cancelled(self, args: Any, kwargs: Any) -> str | None:
         """Cancel the call that waits with the slot, and return its id; None if no call does."""
-
-        def look_again() -> Steps[tuple[list[tuple[str, Seen]], Holder | None]]:
-            slots = list(zip(names, (yield Look(names)), strict=True))
-            claims = [seen.holder for name, seen in slots if seen.value and not self._id_of(name, seen)]
-            return slots, next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
-
-        ticket = self._task.singleton_ticket("", args, kwargs)
-        names = tuple(ticket.places(self._task.singleton_options.trails))
-        slots = self._nodes.run(once_confirmed(ticket.waiting, look_again))
+        slots = self._nodes.run(self._confirmed(self._task.singleton_ticket("", args, kwargs)))
         for name, seen in slots:
             task_id = self._id_of(name, seen)
             if not (seen.value and task_id and seen.holder.waits):
@@ -265,6 +257,17 @@ class Slots(Generic[P]):
                 return task_id
         self._check_decided(slots)
         return None
+
+    def _confirmed(self, ticket: Ticket) -> Steps[list[tuple[str, Seen]]]:
+        """Return the slots of a call, once each caller that has claimed one has sent its message, or is gone."""
+        names, confirmation = tuple(ticket.places(self._task.singleton_options.trails)), Confirmation()
+        while True:
+            slots = list(zip(names, (yield Look(names)), strict=True))
+            claims = [seen.holder for name, seen in slots if seen.value and not self._id_of(name, seen)]
+            holder = next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
+            if not holder:
+                return slots
+            yield from confirmation.awaited(ticket.waiting, holder)
 
     def _id_of(self, name: str, seen: Seen) -> str | None:
         """Return the id of the task that has a slot; None if no task has it, or if only its caller knows the id yet."""

@@ -96,14 +96,6 @@ class Claim(Question):
 
 
 @dataclass(slots=True)
-class Confirm(Question):
-    """Keep a claimed slot for *ttl* seconds, because the message was sent; this happens in the background."""
-
-    claim: Any
-    ttl: float
-
-
-@dataclass(slots=True)
 class Put(Question):
     """
     Take a lock that is not renewed; it ends with its ttl.

@@ -219,7 +219,7 @@ class Enqueuing(Nodes):
         stored = StoredRow(ticket.secret, str(result.id), now + CLAIM, now + ttl)
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now} | {place: stored}
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
-        after_commit(partial(self.confirm, ask.Confirm(named, ttl)), getattr(result, "db_result", None))
+        after_commit(partial(self.confirm, named, ttl), getattr(result, "db_result", None))
 
     def stored(self, question: ask.Stored) -> Result:
         """Return the state of a row, from whichever backend has it."""

@@ -18,7 +18,7 @@ from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
 from celery.exceptions import TimeLimitExceeded
 
-from django_redlock.celery import SingletonOptions, SingletonTask, request
+from django_redlock.celery import SingletonOptions, SingletonTask, parent
 from django_redlock.celery.dispatch import HEADER, RECEIVED_HEADER
 from django_redlock.celery.worker import EXECUTION
 from django_redlock.singleton.line import GRACE
@@ -319,7 +319,7 @@ class Revoked:
     @contextmanager
     def known(self) -> Iterator["Revoked"]:
         """Let Celery and production use this."""
-        with patch.object(celery.worker.request, "revoked_tasks", self), patch.object(request, "revoked_tasks", self):
+        with patch.object(celery.worker.request, "revoked_tasks", self), patch.object(parent, "revoked_tasks", self):
             yield self
 
 
@@ -336,7 +336,7 @@ def receive(task: Any, message: Message, now: float) -> Any:
     }
     if DEADLINE in headers:
         headers["expires"] = PAST if headers[DEADLINE] <= now else FUTURE
-    received = request.SingletonRequest(
+    received = parent.SingletonRequest(
         SimpleNamespace(delivery_info=info, properties={}),
         app=app,
         task=task,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from django_redlock.celery import request, task, worker
+from django_redlock.celery import parent, task, worker
 from django_redlock.celery.dispatch import SingletonResult
 from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.attempt import Attempt
@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         "what ends before its body keeps its slot",
         ("cut short",),
-        (request, "discard"),
+        (parent, "discard"),
         decides(None),
         also=((ending, "discard", decides(None)),),
     ),
@@ -309,14 +309,14 @@ MUTANTS = (
     Mutant(
         "an older message expires its call",
         ("expiring",),
-        (request, "expire"),
+        (parent, "expire"),
         expires_anyway,
     ),
     Mutant(
         "a run that may be dead is left alone", ("dropped",), (arrival, "_watch"), decides(arrival.Leave("It runs."))
     ),
     Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
-    Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
+    Mutant("older messages of revoked ones run", ("replace revoked",), (parent, "discard"), frees_only),
     Mutant("messages of revoked calls run", ("debounce revoked",), (call, "discard_seen"), frees_what_it_sees),
     Mutant("revoked calls are joined", ("revoked",), (call, "_is_over"), decides(False)),
     Mutant(

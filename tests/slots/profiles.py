@@ -153,7 +153,7 @@ PROFILES = {
         *map(in_line, LINES),
         Profile(
             "serial, held",
-            replace(SERIAL, hold_for=2.0, lease=1.0),
+            replace(SERIAL, hold_for=2.0, lease=1.5),
             (*IN_LINE, starts_are_apart),
             **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1},
         ),

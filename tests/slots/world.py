@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from django_redlock import locks
 from django_redlock.celery import dispatch as result
-from django_redlock.celery import request as received
+from django_redlock.celery import parent
 from django_redlock.celery import worker as message
 from django_redlock.core.rules import Rules
 from django_redlock.runtime.process import process
@@ -110,7 +110,7 @@ class World(machines.World):
                 patch("celery.app.trace.report_internal_error", lambda task, error: PlainInfo()),
                 patch("celery.app.trace.TraceInfo._log_error", lambda *about: None),
                 patch.object(message, "steady", steady),
-                patch.object(received, "steady", steady),
+                patch.object(parent, "steady", steady),
                 patch.object(result, "time", lambda: EPOCH + self.now),
                 patch.object(locks, "_managers", Managers(self)),
             ):

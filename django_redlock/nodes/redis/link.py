@@ -126,7 +126,7 @@ class RedisLink:
 
     def receive_greeting(self) -> Greeting | None:
         """Return what the server says about itself; see :class:`~django_redlock.nodes.base.Link`."""
-        while (raw := self._next()) is not NOTHING:
+        while (raw := self._read()) is not NOTHING:
             if self.introduction.hear(raw):
                 return self.introduction.greeting
         return None
@@ -164,7 +164,7 @@ class RedisLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         whole: Reply | None = INCOMPLETE
         while whole is INCOMPLETE:
-            raw = self._next(request)
+            raw = self._read(request)
             if type(raw) is Reply:
                 return raw
             if raw is NOTHING:
@@ -173,15 +173,6 @@ class RedisLink:
         if whole is None:
             self._taught.discard(type(request))
         return whole
-
-    def _next(self, request: Request | None = None) -> Any:
-        """Return the next reply, read ahead or not, or ``NOTHING``; raise the error that ended the connection."""
-        if self._ahead is NOTHING:
-            return self._read(request)
-        raw, self._ahead = self._ahead, NOTHING
-        if isinstance(raw, LinkError):
-            raise raw
-        return raw
 
     def readable(self) -> bool:
         """Read one reply ahead if all of it has arrived; a poll does not show the bytes that TLS holds back."""
@@ -194,10 +185,15 @@ class RedisLink:
 
     def _read(self, request: Request | None = None) -> Any:
         """
-        Return what has arrived, or ``NOTHING``; raise the error that ended the connection.
+        Return the next reply, read ahead or not, or ``NOTHING``; raise the error that ended the connection.
 
         A common reply to *request* is returned as a :class:`Reply`.
         """
+        if self._ahead is not NOTHING:
+            ahead, self._ahead = self._ahead, NOTHING
+            if isinstance(ahead, LinkError):
+                raise ahead
+            return ahead
         if self._sock is None:
             raise LinkError(Failure.RESET)
         replies = self._replies

@@ -19,7 +19,7 @@ from kombu.transport.memory import Channel
 from django_redlock import locks
 from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.dispatch import RECEIVED_HEADER
-from django_redlock.celery.request import mixed_request
+from django_redlock.celery.parent import mixed_request
 from django_redlock.runtime.clock import steady
 
 

@@ -121,6 +121,13 @@ CASES = [
         locks=by("mine", GOES_ON, name="done:mine:0"),
     ),
     Case("a message that its worker has kept, and a copy has run", Leave, kept=5.0, locks=DONE, results=ENDED),
+    Case(
+        "nodes fall silent after a live run of it was seen",
+        PutBack,
+        **AGAIN | ONCE | ANYWAY,
+        locks=OWN_RUN | BEGUN,
+        silent=(ask.Put,),
+    ),
     Case("another run has the slot, and it waits", PutBack, **WAIT, locks=OTHER),
     Case("another run has the slot, and it is dropped", Revoke, locks=OTHER),
     Case("another run has the slot, and it follows", PutBack, **FOLLOW, locks=OTHER),
@@ -284,6 +291,12 @@ def test_message_keeps_its_slot_while_nodes_are_away() -> None:
     assert sent(silent=AWAY, tries=5000).pause == 60.0
     for about, shown in (({}, True), (PENDING, False)):
         assert (decided(**about, silent=AWAY)[0].unanswered is not None) is shown
+
+
+def test_copy_that_runs_without_nodes_no_longer_watches() -> None:
+    """Otherwise the next copy would leave it to this one, which may die."""
+    _, facts = decided(**AGAIN | ANYWAY, watch=secret("d"), silent=AWAY)
+    assert [(each.name, each.secret) for each in facts.asked_for(ask.Free)] == [("watch:mine", secret("d"))]
 
 
 def test_messages_that_end_give_up_their_place() -> None:
