@@ -181,6 +181,9 @@ def any_arguments(right: Any) -> Any:
     return has_these_arguments
 
 
+NOWHERE = always(property(lambda message: False))
+
+
 def for_few_votes(right: Any) -> Any:
     """Let one vote be enough for a permit."""
 
@@ -214,7 +217,6 @@ def forgets_its_stamp(right: Any) -> Any:
     return lambda ticket: right(replace(ticket, line=NOT_IN_LINE))
 
 
-NOBODY = always(property(lambda found: False))
 NOBODY_ELSE = always(property(lambda found: True))
 
 MUTANTS = (
@@ -338,25 +340,15 @@ MUTANTS = (
         also=((arrival, "GRACE", always(FOR_LONG)),),
     ),
     Mutant("the turn of a lost message is never taken back", ("serial, purged",), (arrival, "GRACE"), always(FOR_LONG)),
-    Mutant("places are not kept", ("serial burst",), (arrival.Message, "waits_in_line"), NOBODY),
-    Mutant(
-        "messages forget when they came",
-        ("serial with limit", "serial, one silent"),
-        (Ticket, "pack"),
-        forgets_its_stamp,
-    ),
+    Mutant("places are not kept", ("serial burst",), (arrival.Message, "waits_in_line"), NOWHERE),
+    Mutant("messages forget when they came", ("serial with limit",), (Ticket, "pack"), forgets_its_stamp),
     Mutant(
         "one vote is enough for a permit",
         ("serial with limit", "serial, flapping"),
         (Attempt, "__init__"),
         for_few_votes,
     ),
-    Mutant(
-        "a minimum hold ends with its process",
-        ("serial, held",),
-        (Nodes, "answers"),
-        holds_by_itself,
-    ),
+    Mutant("a minimum hold ends with its process", ("serial, held",), (worker.Arrival, "answers"), holds_by_itself),
 )
 if find_spec("django.tasks"):  # since Django 6.0
     from .task_mutants import TASK_MUTANTS

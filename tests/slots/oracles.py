@@ -132,7 +132,7 @@ def discarded_calls_run_no_older_arguments(history: "History") -> list[str]:
 
 
 def starts_are_apart(history: "History") -> list[str]:
-    """After a run that has ended, none begins until ``hold_for`` has passed since it began, though its process ends."""
+    """After a run has ended, none begins until ``hold_for`` has passed since its start, even if its process ends."""
     found, hold = [], history.profile.options.hold_for
     for before, after in pairwise(sorted(history.runs, key=lambda run: run.start)):
         if before.over and after.start - before.start < hold - 0.01:

@@ -131,6 +131,12 @@ def in_line(name: str) -> Profile:
     return Profile(name, SERIAL, LIMITED if "outage" in about else IN_LINE, **{**LINE, **about})
 
 
+def burst(calls: int, length: float, *oracles: Any) -> Profile:
+    """Return the profile of calls that are made at once, with runs of one length, for four workers."""
+    about: dict[str, Any] = {"callers": 1, "calls": calls, "workers": 4, "spread": 0.0, "reorder": 0.0}
+    return Profile("burst", SERIAL, (*IN_LINE, *oracles), length=length, lengths=(1.0, 1.0), **about)
+
+
 def under(fault: str) -> Profile:
     """Return the profile of all strategies and scopes under a fault."""
     about = FAULTS[fault]
@@ -149,7 +155,7 @@ PROFILES = {
             "serial, held",
             replace(SERIAL, hold_for=2.0, lease=1.5),
             (*IN_LINE, starts_are_apart),
-            **{**LINE, "recycled": 0.5, "length": 0.5},
+            **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1},
         ),
         Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
         Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),

@@ -397,6 +397,13 @@ def test_message_that_ends_without_a_run_gives_up_its_place() -> None:
         assert len(facts.asked_for(ask.LeaveLine)) == leaves
 
 
+def test_message_that_waited_in_line_is_not_away_for_long_if_nodes_fail_once() -> None:
+    """However often it has been put back: the pauses grow from one failure to the next, and the nodes have answered."""
+    waits = sent(**SERIAL, tries=7, now=11.0, locks=OTHER).ticket
+
+    assert sent(**SERIAL, tries=waits.tries, silent=AWAY).pause == 2.0
+
+
 def test_message_that_waits_for_a_limited_time_comes_back_in_time() -> None:
     """At the end of it, it looks once more; whoever waits in no queue is the last."""
     assert sent(**SERIAL, wait_for=9.0, waited=8.0, now=2.0, length=30.0, locks=OTHER).pause == 1.0
