@@ -163,9 +163,7 @@ def note_number(message: PendingMessage, rules: SingletonOptions) -> Steps[None]
 
 def discard(ticket: Ticket, rules: SingletonOptions, *, counts: bool = False) -> Steps[None]:
     """
-    Free the slot of a message that ends without a run, and give up its place in the queue of the slot of runs.
-
-    It never raises, because it may handle another error.
+    Free what a message has that ends without a run; it never raises, because it may handle another error.
 
     For a pending call, a note of the message's number keeps older messages from running in its place: a worker that
     starts later may not know that the call has ended. If too few nodes answer, there is no note, and they may run.

@@ -150,7 +150,7 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
             *rows(
                 options={"queue_ttl": 60}, before="waits for ever", does="", during="", holder="own queued", lasts=60
             ),
-            WORKERS("test_killed_worker"),
+            WORKERS("test_killed_workers"),
         ],
     },
     ("tasks", "Too few nodes answer: on_unavailable"): {
@@ -181,7 +181,7 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
             *rows(options=[ONCE, BOTH, SERIAL], before="waited too long"),
         ],
         "a skipped call": calls(HOLDERS, options=SKIP, answer="skipped"),
-        "after a killed worker": [WORKERS("test_killed_worker"), WORKERS("test_second_death_fails_the_row")],
+        "after a killed worker": [WORKERS("test_killed_workers")],
         "arguments": [
             *calls(since=FOREIGN, answer="TypeError", rows=""),
             *rows(options=SCOPES, slot="own", body=["returns", ValueError()], during=None),
