@@ -38,7 +38,7 @@ from ..core.names import GOES_ON, NOTE
 from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
-from .line import GRACE, SHORTEST, SOON, Wait
+from .line import GRACE, SHORTEST, SOON, Wait, typical_length
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
 from .questions import (
@@ -481,7 +481,8 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
     told = [length for length in ((yield LastLength(ticket.running)), holder.length) if length]
-    length = min(told, default=ticket.line.length)  # too short costs a message, too long leaves the slot free
+    # If it is too short, the message comes back once more; if it is too long, the slot stays free.
+    length = typical_length(min(told), ticket.line.length) if told else ticket.line.length
     message.ticket = replace(ticket, line=ticket.line._replace(length=length))
     lasted = max((yield Wall()) - since, 0.0) if since else None
     return Wait(length, ahead, ticket.waited, lasted, None if runs else holder.retry_after, ticket.limit)

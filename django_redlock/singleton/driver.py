@@ -189,7 +189,8 @@ class Nodes:
     def take(self, question: ask.Take) -> Lease:
         """Take the slot for a run."""
         ticket = question.ticket
-        length = (_known(self.manager, ticket.running) or ticket.line.length) if question.away else 0.0
+        # Not what the message was told: one long run would be told again and again.
+        length = _known(self.manager, ticket.running) if question.away else 0.0
         ref = "" if question.inline else ticket.task_id
         owner = owner_here("task", self.label, ref, call=write_length(length))
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}

@@ -252,9 +252,9 @@ def add(*numbers: int) -> int:
     return sum(numbers)
 
 
-def work(what: str, number: int, seconds: float = 0.2) -> int:
+def work(what: str, number: int) -> int:
     stage(what).say(f"{number} began {time.time()}")
-    time.sleep(seconds)
+    time.sleep(0.2)
     stage(what).say(f"{number} ended {time.time()}")
     return number
 

@@ -380,6 +380,8 @@ def test_message_believes_the_shorter_of_two_lengths() -> None:
     for own, told in ((30.0, "8.0"), (8.0, "30.0"), (0.0, "8.0")):
         again = sent(**SERIAL, now=2.0, length=own, locks=by("other", call=told))
         assert again.ticket.line.length == 8.0
+    doubled = sent(**SERIAL, now=2.0, length=8.0, locks=OTHER, line=Line(5, 0.3))
+    assert doubled.ticket.line.length == 1.2  # at each of the two moments at which it looks
 
 
 def test_message_that_does_not_wait_has_no_place() -> None:
