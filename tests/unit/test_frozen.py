@@ -18,9 +18,10 @@ from django.core.management import call_command, load_command_class
 from django.core.management.base import BaseCommand
 
 from django_redlock import lock
+from django_redlock.celery import SingletonOptions
 from tests.frozen import FOLDER, compare
 from tests.unit.test_public_api import PATHS, too_new
-from tests.unit.test_reference import PACKAGE, names, page, rows, section, signals_page
+from tests.unit.test_reference import PACKAGE, described, names, page, rows, section, signals_page
 
 RULES = """
 Between two major versions, nothing here may go or change its meaning. No argument may lose its name, its place or its
@@ -135,7 +136,7 @@ def test_what_users_write_and_read_stays(settings, importable: list[str]):
         "Python": importable,
         "Settings": names(page("settings").partition("\n## Nodes\n")[0]),
         "OPTIONS of an alias": [f"{row[0]} {row[2]}" for row in rows(section("options", "OPTIONS of an alias"))],
-        "Options of singleton tasks": names(page("celery-options")),
+        "Options of singleton tasks": described(SingletonOptions),
         "Commands": commands(),
         "Exit codes": exit_codes(),
         "JSON": documents(),
