@@ -139,7 +139,7 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
-    return Decorator(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using)
+    return LockedView(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using)
 
 
 @dataclass(eq=False, slots=True)
@@ -175,7 +175,7 @@ class Options:
         return method in self.methods
 
 
-class Decorator(Options):
+class LockedView(Options):
     """The result of :func:`locked_view`; as a class, so that the system checks find one that decorates nothing."""
 
     def __call__(self, view: Any) -> Any:
@@ -224,7 +224,7 @@ class LockedMethod:
     # Not in __dict__, which decorators copy.
     __slots__ = ("__dict__", "_function", "_guards")
 
-    def __init__(self, method: Any, decorator: Decorator) -> None:
+    def __init__(self, method: Any, decorator: LockedView) -> None:
         name = method.__name__.upper()
         if decorator.methods is None:
             decorator = replace(decorator, safe=True, only=set())
@@ -722,7 +722,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         owner = class_of(view)
         handlers = {*methods_of(owner), *(getattr(view, "actions", None) or {}).values()}
         callables = (view, *(getattr(owner, name, None) for name in handlers))
-        if any(isinstance(inspect.unwrap(each), Decorator) for each in callables if callable(each)):
+        if any(isinstance(inspect.unwrap(each), LockedView) for each in callables if callable(each)):
             text = f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at a request."
             messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
         if owner is None:

@@ -51,7 +51,7 @@ from ..singleton.slot import DuplicateTask
 from ..singleton.ticket import Ticket
 from .dispatch import R, Sender, SingletonResult, eager_result, mixed_result
 from .handle import Singleton
-from .worker import EXECUTION, Skipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
+from .worker import EXECUTION, EagerlySkipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
 
 # Options of Celery's decorator that are not attributes of its task class.
 CELERY_ONLY = {
@@ -352,7 +352,7 @@ class SingletonTask(BaseTask[P, R]):
         """
         done: Any = self.singleton_publish(args, kwargs, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
-        if not isinstance(skipped, Skipped):
+        if not isinstance(skipped, EagerlySkipped):
             return eager_result(done)
         answer, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
         if holder and rules.on_duplicate == "raise" and options["task_id"] is None:

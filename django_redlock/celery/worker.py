@@ -42,7 +42,7 @@ EXECUTION = "django_redlock_execution"  # where the request of a run keeps its s
 log = logging.getLogger("django_redlock")
 
 
-class Skipped(Ignore):
+class EagerlySkipped(Ignore):
     """An eager call ended without running; *holder* has its slot, or is None if there is another reason."""
 
     def __init__(self, reason: str, holder: Holder | None) -> None:
@@ -90,7 +90,7 @@ class Arrival(Nodes):
             case Fail(error):
                 raise error
             case Revoke(reason, holder) if self.message.inline:
-                raise Skipped(reason, holder) from None
+                raise EagerlySkipped(reason, holder) from None
             case PutBack(_, _, _, unsent) if unsent:
                 raise Reject(unsent, requeue=True) from unsent
             case PutBack(reason, pause, unanswered) if unanswered:

@@ -28,7 +28,7 @@ from ..handler import locks
 from ..inventory.survey import Poll, Vote, aask_nodes, ask_nodes
 from ..nodes.base import run
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
-from .holds import SLACK, Ownership, Slot, TaskSlot, ThreadSlot, TimedLease, as_bytes, piece, reference
+from .holds import SLACK, Ownership, OwnerSlot, TaskSlot, ThreadSlot, TimedLease, as_bytes, piece, reference
 
 try:
     from valkey.exceptions import LockError as ValkeyLockError
@@ -103,7 +103,7 @@ class BaseLock(metaclass=WithoutInternals):
     """The common part of both locks: everything but the public methods."""
 
     _flavour: Flavour
-    _own_slot: type[Slot]
+    _own_slot: type[OwnerSlot]
 
     def __init_subclass__(cls) -> None:
         for name in sorted(INTERNALS & vars(cls).keys()):
@@ -162,7 +162,7 @@ class BaseLock(metaclass=WithoutInternals):
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.using = using
-        self.local = self._own_slot() if self.thread_local else Slot()
+        self.local = self._own_slot() if self.thread_local else OwnerSlot()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -198,7 +198,7 @@ class BaseLock(metaclass=WithoutInternals):
             if not told:  # the log does not have the loss yet
                 log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
 
-    async def _acquire(self, slot: Slot, wait: float | None, token: str | bytes | None) -> bool:
+    async def _acquire(self, slot: OwnerSlot, wait: float | None, token: str | bytes | None) -> bool:
         longest = self._manager.rules.max_hold
         if self.timeout is not None and self.timeout > longest:
             raise ValueError(
@@ -206,7 +206,7 @@ class BaseLock(metaclass=WithoutInternals):
             )
         return await self._take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
 
-    async def _release(self, slot: Slot) -> None:
+    async def _release(self, slot: OwnerSlot) -> None:
         hold = self._held(slot, "release")
         # If the release is interrupted, the token can still release the lock.
         slot.hold = Ownership(hold.token)
@@ -228,7 +228,7 @@ class BaseLock(metaclass=WithoutInternals):
                 extra={"event": "no_quorum", "lock": self._key},
             )
 
-    async def _reset(self, slot: Slot) -> None:
+    async def _reset(self, slot: OwnerSlot) -> None:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
@@ -269,7 +269,7 @@ class BaseLock(metaclass=WithoutInternals):
             raise LockError(f"cannot {to_do} a lock without timeout; it is held until it is released", self._key)
         return self._prolong(slot, hold, self.timeout if additional is None else additional, from_now)
 
-    async def _prolong(self, slot: Slot, hold: Ownership, additional: float, from_now: bool) -> Literal[True]:
+    async def _prolong(self, slot: OwnerSlot, hold: Ownership, additional: float, from_now: bool) -> Literal[True]:
         lease, timed = hold.lease, hold.timed
         if lease is None or timed is None:
             return await self._take_over(slot, hold.token, additional, from_now)
@@ -286,7 +286,7 @@ class BaseLock(metaclass=WithoutInternals):
             raise LockError(f"cannot be extended more than {rules.max_extensions} times", self._key)
         raise QuorumUnavailableError(self._key, self._manager.runtime.clock() - now)
 
-    async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
+    async def _take_over(self, slot: OwnerSlot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
         """Extend a lock that another process acquired, with a lease of this process."""
         found = await self._find(token)
         if found is None:
@@ -311,7 +311,7 @@ class BaseLock(metaclass=WithoutInternals):
 
     # The key on the nodes
 
-    async def _take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
+    async def _take(self, slot: OwnerSlot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
         """Acquire the lock for *length* seconds, or until its release if None; return whether it is held now."""
         rules = self._manager.rules
         ttl = None if length is None else piece(length, rules)
@@ -357,7 +357,7 @@ class BaseLock(metaclass=WithoutInternals):
 
     # Errors
 
-    def _held(self, slot: Slot, to_do: str) -> Ownership:
+    def _held(self, slot: OwnerSlot, to_do: str) -> Ownership:
         """Return the hold of this slot, or raise LockError if there is none."""
         if slot.hold is None:
             sharing = ", or is held by another thread or task: write thread_local=False to share this object's hold"

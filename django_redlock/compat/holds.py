@@ -34,7 +34,7 @@ class Ownership(NamedTuple):
     timed: "TimedLease | None" = None
 
 
-class Slot:
+class OwnerSlot:
     """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
 
     hold: Ownership | None = None
@@ -48,29 +48,29 @@ class Slot:
     def token(self, token: str | bytes | None) -> None:
         self.hold = None if token is None else Ownership(as_bytes(token))
 
-    def mine(self) -> "Slot":
+    def mine(self) -> "OwnerSlot":
         """Return the slot of the calling thread or task."""
         return self
 
 
-class ThreadSlot(threading.local, Slot):
+class ThreadSlot(threading.local, OwnerSlot):
     """A slot for each thread."""
 
 
-class TaskSlot(Slot):
+class TaskSlot(OwnerSlot):
     """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
 
     def __init__(self) -> None:
-        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
-        self._outside = Slot()
+        self._slots: WeakKeyDictionary[asyncio.Task[Any], OwnerSlot] = WeakKeyDictionary()
+        self._outside = OwnerSlot()
 
-    def mine(self) -> Slot:
+    def mine(self) -> OwnerSlot:
         """Return the slot of the running task."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs here
             task = None
-        return self._outside if task is None else self._slots.setdefault(task, Slot())
+        return self._outside if task is None else self._slots.setdefault(task, OwnerSlot())
 
     @property
     def hold(self) -> Ownership | None:

@@ -309,7 +309,7 @@ def check_wait(wait: Waits) -> Waits:
     return wait
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """
     The place in the queue of somebody who goes away and comes back, such as the message of a task.
 
@@ -367,7 +367,7 @@ class Wanted(NamedTuple):
     strict: bool = False
     sends: bool = False
     once: bool = False
-    place: Place | None = None
+    place: QueuePlace | None = None
     hold_for: float = 0.0
     hold_on_error: bool = True
 

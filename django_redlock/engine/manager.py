@@ -20,7 +20,7 @@ from ..core.hold import BATCH, batches
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
 from ..core.protocol import ANSWERS, Outcome, Release, Reply, Term
 from ..core.round import Round, SurveyOptions
-from ..core.rules import MIN_TTL, UNSET, Place, ReleaseMode, Rules, Wanted, seconds
+from ..core.rules import MIN_TTL, UNSET, QueuePlace, ReleaseMode, Rules, Wanted, seconds
 from ..core.votes import is_quorum, release_outcome, votes_in
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
@@ -147,7 +147,7 @@ class LockManager:
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
-        place: Place | None = None,
+        place: QueuePlace | None = None,
         **options: Unpack[LockOptions],
     ) -> Lock:
         """
@@ -178,7 +178,7 @@ class LockManager:
         secret: str = "",
         adopt: str = "",
         detached: bool = False,
-        place: Place | None = None,
+        place: QueuePlace | None = None,
     ) -> Description:
         """Return the lock that *plan* describes under the settings of this alias."""
         chosen = plan.options
@@ -243,7 +243,7 @@ class LockManager:
         return release_outcome(round.replies, self.rules)
 
     def leave_queue(self, name: str, waiter: str) -> None:
-        """Give up the :class:`~.rules.Place` of somebody who does not come back; otherwise it ends with its time."""
+        """Give up the place in a queue of somebody who does not come back; otherwise it ends with its time."""
         process.notice_fork()
         leaving = Release((slug(name),), fresh_secret(), leaving=waiter)
         self.driver.ask(Round.to_release(leaving, range(self.rules.nodes), self.rules.timeout(self.rules.ttl)))

@@ -323,10 +323,9 @@ class AsyncGather:
                 self._send(node, self._lines[node], poll, self._clock())
                 return
             error = (None if task.cancelled() else task.result()) or LinkError(Failure.CLOSED)
+            # The time of the round that began to connect may have passed, and not that of this one.
             if joined and error.failure in SILENT and self._clock() - poll.began < poll.round.timeout:
-                self._connect(
-                    node, poll
-                )  # the time of the round that began to connect has passed, not that of this one
+                self._connect(node, poll)
             else:
                 poll.receive(node, error.reply())
 

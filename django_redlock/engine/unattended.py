@@ -18,7 +18,7 @@ LOOK = 0.1  # seconds after which the replies are read, if they have not been re
 Ended = Callable[[Round], object]
 
 
-class Sent(NamedTuple):
+class SentRelease(NamedTuple):
     """
     A release that was sent.
 
@@ -64,8 +64,8 @@ class UnattendedReleases(Chore):
         self._dog = dog
         self._clock = clock
         self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
-        self._open: deque[Sent] = deque()
-        self._over: deque[Sent] = deque()
+        self._open: deque[SentRelease] = deque()
+        self._over: deque[SentRelease] = deque()
 
     def __len__(self) -> int:
         return len(self._open) + len(self._over)
@@ -90,7 +90,7 @@ class UnattendedReleases(Chore):
             ended: Called with the round when the outcome is known, in the thread that finds out.
         """
         now = self._clock()
-        self._open.append(Sent(round, ref(connections), now + timeout, now + LOOK, ended))
+        self._open.append(SentRelease(round, ref(connections), now + timeout, now + LOOK, ended))
         self._dog.watch(self)
 
     def do(self) -> None:
@@ -116,7 +116,7 @@ class UnattendedReleases(Chore):
         for sent in over:
             sent.ended(sent.round)
 
-    def _read(self, sent: Sent, wait: bool) -> None:
+    def _read(self, sent: SentRelease, wait: bool) -> None:
         round, connections = sent.round, sent.connections()
         if round.closed:
             return

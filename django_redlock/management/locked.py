@@ -142,10 +142,10 @@ def locked_command(
     if isinstance(key, type) or getattr(key, "__name__", "") == "handle":  # written without parentheses
         return locked_command()(key)
     options = {"ttl": ttl, "wait": wait, "max_hold": max_hold, "hold_for": hold_for, "hold_on_error": hold_on_error}
-    return Decorator(key, partial(_locked, key, options, skip_exit_code, using))
+    return LockedCommand(key, partial(_locked, key, options, skip_exit_code, using))
 
 
-class Decorator:
+class LockedCommand:
     """
     The result of ``@locked_command(...)``.
 

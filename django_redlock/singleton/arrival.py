@@ -4,18 +4,27 @@ Decide about a message in a worker: it runs, ends without a run, or goes back in
 :func:`arrive` decides that for a message of a broker, and :func:`occupy` for a row of Django's tasks, which nobody can
 put back. Read from :func:`arrive` downwards: steps 1, 2 and 4 are taken in this order, and each returns a verdict, or
 None to go on. From any of them the message may give way to another holder (3), do without somebody that does not answer
-(5), or go back into the queue (6); it fails if the broker does not take it back.
+(5), or go back into the queue (6). If the broker refuses it, it fails; with late acknowledgement, the broker delivers
+this same message again.
 
-A message's ticket has the names of its locks: ``running`` is that of its run, empty if runs have none, and ``waiting``
-the one that it has held, under ``secret``, since it was sent; both may be the same lock. :class:`~.questions.Take`
-exchanges the lock of this secret for one of the run, which has a secret of its own. It also takes a free lock, if that
-of the message has ended; and it refuses every lock that another holder has, or a run of this same message. A retry is a
-message with a new secret, under which the lock of the run that sent it waits. A *trailing* ticket is that of a pending
-call; see :mod:`.pending`. A lock is *claimed* for a moment until its message was sent, and *held* when its run is over.
+A *slot* is a lock. A message's ticket has the names of its slots:
+
+* ``name`` is that of the key; empty if the call was sent to run without a slot, ``singleton=False``.
+* ``running`` is that of its run; empty with ``scope="until_executing"``, whose runs have none.
+* ``waiting`` is the one that it has held, under ``secret``, since it was sent; it may be the same as ``running``.
+
+:class:`~.questions.Take` exchanges the slot of this secret for that of the run, which has a secret of its own. It also
+takes a free slot: a message whose slot has lapsed meanwhile counts as one that was sent without. It refuses every slot
+that another holder has, or a run of this same message; then step 3 decides. A retry is sent by its run, which leaves it
+the slot under a new secret; it counts as *unfinished*. A message that waits for its slot keeps its place in the queue
+of that lock; see :mod:`.line`. A *trailing* ticket is that of a pending call; see :mod:`.pending`. A slot is *claimed*
+for a moment until its message was sent, and *held* when its run is over.
 
 A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
-``sightings`` to some node at least. A result is *known* if its store has answered, *final* if the task has ended, and
-*done* if it has ended without a failure, which its framework might repeat.
+``sightings`` to some node at least. A result is *silent* if its store does not answer, *known* if it has answered,
+*final* if the task has ended, and *done* if it has ended without a failure, which its framework might repeat. A run
+whose message may be delivered again leaves a note when its body has returned (it is done), or when it has sent a retry
+or a replacement (another one goes on); none when it failed.
 """
 
 import logging
@@ -37,7 +46,6 @@ from .questions import (
     InTurn,
     Kept,
     LastLength,
-    LeaveLine,
     Look,
     Now,
     Pause,
@@ -59,9 +67,9 @@ from .slot import FREE, DuplicateTask, Holder, Seen, SlotState
 from .ticket import LIFETIME, Ticket
 
 FIRST_WAIT = 1.0  # seconds for which a message is put back at least, if something does not answer
-PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
+PREFETCHED = 1.0  # seconds after which the broker may have given a message that this worker keeps to another one, too
 LONG_KEPT = 60.0  # seconds after which it may well have done so: few brokers have a shorter visibility timeout
-RESULT_TRIES = 10  # how often a message is put back, for five minutes in all, before it runs without the result store
+RESULT_TRIES = 10  # how often a message is put back, for five minutes in all, before it does without the result store
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if its stored result records it too
 ROW_WAIT = 30.0  # seconds after which a row that waits for its slot looks who has it
 KNOWN = 30 * 86_400.0  # seconds after the end of its slot for which a row is known to be cancelled
@@ -139,7 +147,11 @@ class Message:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
+        """
+        Whether a run of it may have begun and not ended, so that its caller was promised a run.
+
+        Then it waits for another run whatever ``on_overlap`` and ``wait_for`` say, and follows no other task.
+        """
         return (self.is_copy or self.retries > 0) and not self.inline
 
     @property
@@ -256,7 +268,7 @@ def _decide(message: Message) -> Steps[Verdict]:
     try:
         verdict = yield from _look_once_more(message, was_pending)
     except (QuorumUnavailableError, LockLostError) as error:
-        return (yield from _without_nodes(message, error, taken=True))
+        return (yield from _without_nodes(message, error, has_slot=True))
     if verdict:
         yield from end(message.run(), hold=False)
         message.slot = None
@@ -289,14 +301,17 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     """
     End a copy of a message whose work is done.
 
+    Only a message that was delivered again, was put back before, or may be a copy is asked about. The store is not
+    asked about a message whose result is not stored: then only the note counts.
+
     ====================  ==========================================  ===========================
     a note says           and the store says                          the message
     ====================  ==========================================  ===========================
     it is done            the same, or nothing is stored anywhere     ends
-    it is done            nothing yet, or it does not answer          is put back
+    it is done            nothing yet, a failure, or it is silent     is put back until the note ends
     another one goes on   (it is not asked)                           ends
     nothing               it is done                                  ends
-    nothing               it does not answer                          is put back, if it is a copy
+    nothing               it is silent                                is put back, if it is a copy
     nothing               nothing, or a failure                       goes on
     ====================  ==========================================  ===========================
 
@@ -313,7 +328,8 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     owner = note.owner
     if not message.stores or (owner and owner.state == GOES_ON):
         return done if owner else None
-    # The store knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
+    # The store knows only the id. Of a message that is not a copy, the id is its alone if its ticket has a secret: then
+    # this package has sent it.
     if not (owner or copy or (may_be_copy and ticket.secret)):
         return None
     stored: Result = yield Stored(message.id)
@@ -328,7 +344,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
 
 
 def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
-    """End a message that waited for the result of another task as that one has ended."""
+    """End a message that waited for the result of another task as that one has ended; without a result, it goes on."""
     if other.state is ResultState.SILENT:
         return (yield from _without_results(message, other.value))
     if other.state is ResultState.SUCCESS:
@@ -341,6 +357,7 @@ def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
 def _end_copy(message: Message) -> Steps[Verdict]:
     """End a message that was delivered a second time and must not run again, once its run has no slot any more."""
     if holder := (yield from _live_run(message.ticket)):
+        message.holder_known = True
         return (yield from _watch(message, holder))
     return (yield from _end_without_a_run(message))
 
@@ -381,21 +398,21 @@ def _take(message: Message) -> Steps[Verdict | None]:
         return None
     yield from _join_line(message)
     ticket = message.ticket
-    taken = yield from _take_running(message, ticket)
-    if not taken:
+    refusal = yield from _take_running(message, ticket)
+    if not refusal:
         return None
-    holder, message.holder_known = _holder(message, taken), True
+    holder, message.holder_known = _holder(message, refusal), True
     if not message.carried and ticket.waiting:  # the slot that waits may be its own
         (seen,) = yield Look((ticket.waiting,))
         if seen.holder.waits_as(message.id):
             message.ticket = ticket = replace(ticket, secret=seen.secret)
             if not (yield from _take_running(message, ticket)):
                 return None
-    if message.waits_in_line and (yield from _wait_for(message, holder)).is_short:
-        taken = yield from _take_running(message, ticket, wait=SOON)
-        if not taken:
+    if message.waits_in_line and (yield from _time_to_wait(message, holder)).is_short:
+        refusal = yield from _take_running(message, ticket, wait=SOON)
+        if not refusal:
             return None
-        holder = _holder(message, taken)
+        holder = _holder(message, refusal)
     return (yield from _give_way(message, holder))
 
 
@@ -436,13 +453,13 @@ def _take_running(
             for remains in seen.split:
                 yield Free(ticket.running, remains.secret)
             message.slot = yield take
-    except LockTakenError as taken:
-        message.ahead = taken.ahead
-        return taken
+    except LockTakenError as refusal:
+        message.ahead = refusal.ahead
+        return refusal
     return None
 
 
-def _holder(message: Message, taken: LockTakenError) -> Holder:
+def _holder(message: Message, refusal: LockTakenError) -> Holder:
     """
     Return the holder in the way.
 
@@ -453,12 +470,12 @@ def _holder(message: Message, taken: LockTakenError) -> Holder:
     """
     overlap = message.rules.overlap_of(message.ticket.scope)
     waits = message.ticket.trailing or message.unfinished or overlap == "wait"
-    if waits and not taken.agreed and not message.inline:
-        return Holder(None, SlotState.CLAIMED, taken.retry_after)
-    return Holder.of(taken)
+    if waits and not refusal.agreed and not message.inline:
+        return Holder(None, SlotState.CLAIMED, refusal.retry_after)
+    return Holder.of(refusal)
 
 
-def _wait_for(message: Message, holder: Holder) -> Steps[Wait]:
+def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     """Return how long the message has to wait until it is its turn, and note what it has seen of the runs before it."""
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
@@ -532,8 +549,8 @@ def _take_for_pending(message: Message) -> Steps[Holder | None]:
         # does not know of the present run would grant the slot in place of that secret, and remember it as replaced.
         # Then it would refuse the record, which has the same secret, and an older message would run.
         ticket = ticket.without_slot
-    taken = yield from _take_running(message, ticket)
-    return _holder(message, taken) if taken else None
+    refusal = yield from _take_running(message, ticket)
+    return _holder(message, refusal) if refusal else None
 
 
 # 3. Another holder has the slot: another run, or an earlier delivery of this same message
@@ -562,6 +579,7 @@ def _give_way(message: Message, holder: Holder) -> Steps[Verdict | None]:
         return (yield from _store_outcome(message, Answer(how.value)))
     if how in ("wait", "follow") and not message.inline:
         return (yield from _wait(message, holder, follow=how == "follow"))
+    # on_overlap="drop"
     return (yield from _store_outcome(message, Revoke(f"Skipped: {printable(ticket.name)} is {holder}.", holder)))
 
 
@@ -605,7 +623,7 @@ def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
 
 
 def _without_nodes(
-    message: Message, error: QuorumUnavailableError | LockLostError, taken: bool = False
+    message: Message, error: QuorumUnavailableError | LockLostError, has_slot: bool = False
 ) -> Steps[Verdict]:
     """
     Do what ``on_unavailable`` says for a run, because the nodes do not answer.
@@ -614,8 +632,8 @@ def _without_nodes(
     option    before it has its slot                          after that
     ========  ==============================================  =======================================
     "retry"   it is put back                                  its slot waits for it, and it is put back
-    "run"     it runs without a slot, unless another holder   it runs under its slot, but is put back if
-              was known to have that                          that was lost
+    "run"     it runs without a slot; if another holder was   it runs under its slot, but is put back if
+              known to have that, it is put back              that was lost
     "fail"    it fails                                        its slot is free, and it fails
     ========  ==============================================  =======================================
 
@@ -624,24 +642,25 @@ def _without_nodes(
     Args:
         message: The message.
         error: Their error.
-        taken: Whether the message has got its slot, and they have not answered since.
+        has_slot: Whether the message has got its slot, and they have not answered since.
     """
     ticket, how = message.ticket, message.rules.without_nodes("run")
-    if taken and how == "run" and isinstance(error, QuorumUnavailableError):
+    if has_slot and how == "run" and isinstance(error, QuorumUnavailableError):
         log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
         yield from leave_queue(ticket, message.rules)
         yield from _stop_watching(message)
         return Run(message.run(since=(yield Now())))
     claim = None
-    if taken:
+    if has_slot:
         run = message.run()
         claim = (yield from give_back(run)) if how == "retry" else None
         yield from end(run, hold=False)
         message.slot = None
     if how != "retry" and ticket.trailing and (yield Stored(message.id)).state.final:
         return Leave(f"{message.id} has a result, and this message may be an older one.")
-    if how == "run" and not message.holder_known and not taken:
+    if how == "run" and not message.holder_known and not has_slot:
         log.warning("%s runs without a slot: %s", printable(ticket.name), error)
+        yield from _stop_watching(message)
         return Run(message.run(in_queue=True, since=(yield Now())))
     if how == "fail" or message.inline:
         return Fail(error)
@@ -655,8 +674,10 @@ def _without_results(message: Message, error: Exception) -> Steps[Verdict | None
     """
     Put the message back, because the result store would have to say whether it is to run.
 
-    It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs the
-    result store.
+    It goes on nevertheless, as if nothing were stored, with ``on_unavailable={"run": "run"}``, and when it has been put
+    back often: no run needs the result store. That is about copies without a note, and about messages that follow
+    another task. What a note calls done is put back until the note ends, and what ends without a run until its outcome
+    is stored, however often.
     """
     if message.rules.without_nodes("run") != "run" and message.ticket.tries < RESULT_TRIES:
         return (yield from _put_off(message, error))
@@ -689,7 +710,7 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
         other: Result = yield Stored(message.ticket.joined)
         if other.state.final and (verdict := (yield from _follow(message, other))):
             return verdict
-    pause = (yield from _wait_for(message, holder)).pause
+    pause = (yield from _time_to_wait(message, holder)).pause
     ticket = message.ticket
     limit = None if message.unfinished or holder.state is SlotState.CLAIMED else message.rules.wait_for
     if limit is not None:
@@ -702,7 +723,9 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
     if message.waits_in_line and not (yield from _take_running(message, ticket, away=pause + GRACE)):
         return None
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
-    return (yield from _put_back(message, replace(ticket, waited=ticket.waited + pause), pause, reason))
+    # The nodes have answered, so if they do not the next time, the pauses begin to grow then.
+    again = replace(ticket, waited=ticket.waited + pause, tries=0)
+    return (yield from _put_back(message, again, pause, reason))
 
 
 def _watch(message: Message, holder: Holder) -> Steps[Verdict]:
@@ -783,8 +806,9 @@ def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
     """
     Return whether a message whose time has passed expires, which ends its task: not if that lives on elsewhere.
 
-    The worker's main process asks this. If it is False, the message arrives as any other. If it is True, or if an
-    operator has revoked the task, the message never arrives, and :func:`~.pending.discard` frees what it has.
+    The worker's main process asks this, and Celery ends the task as revoked; it keeps a result that is stored already.
+    If it is False, the message arrives as any other. If it is True, or if an operator has revoked the task, the message
+    never arrives here: that process has :func:`~.pending.discard` free its slot and its place in the queue.
 
     The newer messages of a pending call have the same id, and so does the run of a message that is delivered again.
     Without nodes, one that waits for them is put back when it arrives, and expires later.
@@ -814,8 +838,6 @@ def interrupted(message: Message, stopped: bool) -> Steps[None]:
 
 
 def _leave_nothing(message: Message) -> Steps[None]:
-    if message.waits_in_line:
-        yield LeaveLine(message.ticket)
     yield from discard(message.ticket, message.rules)
     yield from _stop_watching(message)
 

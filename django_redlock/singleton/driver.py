@@ -13,7 +13,7 @@ from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, permit_slug, slug
 from ..core.protocol import SUPERSEDED, Extend, Outcome, Term
-from ..core.rules import MIN_TTL, Place, Wanted
+from ..core.rules import MIN_TTL, QueuePlace, Wanted
 from ..core.votes import extended_by_quorum, is_quorum
 from ..engine.lease import Lease, note_late_loss, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..engine.manager import LockManager, fresh_secret, owner_here
@@ -195,7 +195,7 @@ class Nodes:
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
         if question.away:
-            how["place"] = Place(ticket.waiter, ticket.line.stamp, question.away)
+            how["place"] = QueuePlace(ticket.waiter, ticket.line.stamp, question.away)
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:

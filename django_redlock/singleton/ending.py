@@ -15,7 +15,7 @@ from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
 from .pending import discard
-from .questions import Free, HandOver, KeepHeld, Look, NoteLength, Now, Put, Release, Slot, Steps
+from .questions import Free, HandOver, KeepHeld, LeaveLine, Look, NoteLength, Now, Put, Release, Slot, Steps
 from .slot import CLAIM, Seen, SlotState
 from .ticket import Permit, Ticket
 
@@ -178,6 +178,8 @@ def free_dead(ticket: Ticket, secret: str, rules: SingletonOptions, comes_back: 
             about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True}
             yield Put(ticket.waiting, rules.lease, SlotState.QUEUED, ticket.secret, **about)
             return
+    if not comes_back and ticket.line.stamp:
+        yield LeaveLine(ticket)
     for lock in (yield from _held_with(ticket, secret)):
         yield Free(lock, secret)
     yield Free(ticket.waiting, ticket.secret)

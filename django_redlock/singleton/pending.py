@@ -54,7 +54,7 @@ from ..core.names import NOTE
 from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
-from .questions import Free, InTurn, Look, Put, Steps, WriteBack
+from .questions import Free, InTurn, LeaveLine, Look, Put, Steps, WriteBack
 from .slot import Seen, SlotState
 from .ticket import Ticket, began_name, began_secret
 
@@ -163,7 +163,7 @@ def note_number(message: PendingMessage, rules: SingletonOptions) -> Steps[None]
 
 def discard(ticket: Ticket, rules: SingletonOptions, *, counts: bool = False) -> Steps[None]:
     """
-    Free the slot of a message that ends without a run; it never raises, because it may handle another error.
+    Free what a message has that ends without a run; it never raises, because it may handle another error.
 
     For a pending call, a note of the message's number keeps older messages from running in its place: a worker that
     starts later may not know that the call has ended. If too few nodes answer, there is no note, and they may run.
@@ -174,6 +174,8 @@ def discard(ticket: Ticket, rules: SingletonOptions, *, counts: bool = False) ->
         counts: Whether the message is known to count. Otherwise its caller may be about to write the record, so the
             worker waits for its turn.
     """
+    if ticket.line.stamp:
+        yield LeaveLine(ticket)
     try:
         if ticket.trailing and counts:
             yield from _end(ticket, rules)

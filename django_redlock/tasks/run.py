@@ -32,16 +32,15 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
 from ..keys.task import TaskKey, signature_of
 from ..singleton import questions as ask
-from ..singleton.arrival import Fail, Revoke, Row, occupy
-from ..singleton.arrival import Run as Begins
+from ..singleton.arrival import Fail, Revoke, Row, Run, occupy
 from ..singleton.driver import Nodes
 from ..singleton.ending import end
 from ..singleton.options import SingletonOptions
 from ..singleton.ticket import Ticket
 
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
-_current: ContextVar["Run | None"] = ContextVar("django_redlock_run", default=None)
-_ended: ContextVar["Run | None"] = ContextVar("django_redlock_ended", default=None)
+_current: ContextVar["RowRun | None"] = ContextVar("django_redlock_run", default=None)
+_ended: ContextVar["RowRun | None"] = ContextVar("django_redlock_ended", default=None)
 
 
 class CancelledTask(RedlockError):
@@ -121,7 +120,7 @@ class SingleFunction:
 
         return arun_in_slot if iscoroutinefunction(body) else run_in_slot
 
-    def _run_of(self, args: Any, kwargs: Any) -> "Run | None":
+    def _run_of(self, args: Any, kwargs: Any) -> "RowRun | None":
         """Return the run that a worker is about to begin; None if the function was called directly."""
         row = _starting.get()
         if self._takes_context:
@@ -131,10 +130,10 @@ class SingleFunction:
         if row is None or path != self.name or any(run.ticket.task_id == str(row.id) for run in under_way()):
             return None
         _starting.set(None)
-        return Run(self, row, args, kwargs)
+        return RowRun(self, row, args, kwargs)
 
 
-def under_way() -> Iterator["Run"]:
+def under_way() -> Iterator["RowRun"]:
     """Yield the run of this thread or coroutine, then those that enqueued it, on a backend that runs calls at once."""
     run = _current.get()
     while run:
@@ -142,13 +141,13 @@ def under_way() -> Iterator["Run"]:
         run = run.outer
 
 
-def running(function: SingleFunction) -> "Run | None":
+def running(function: SingleFunction) -> "RowRun | None":
     """Return the run of *function* that is under way in this thread or coroutine."""
     run = _current.get()
     return run if run and run.function is function else None
 
 
-class Run(Nodes, Chore):
+class RowRun(Nodes, Chore):
     """
     One run of a row: answers the questions about its slot, and shows that its process lives.
 
@@ -197,7 +196,7 @@ class Run(Nodes, Chore):
         if self.row.over:  # a coroutine was cancelled, and this thread has gone on
             self.give_up()
         match verdict:
-            case Begins(execution):
+            case Run(execution):
                 self._execution = execution
             case Revoke(reason):
                 raise CancelledTask(reason)

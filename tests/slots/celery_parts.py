@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import celery.worker.request
@@ -20,10 +20,12 @@ from celery.exceptions import TimeLimitExceeded
 
 from django_redlock.celery import SingletonOptions, SingletonTask, parent
 from django_redlock.celery.dispatch import HEADER, RECEIVED_HEADER
+from django_redlock.celery.worker import EXECUTION
+from django_redlock.singleton.line import GRACE
 from django_redlock.singleton.ticket import Ticket
 from tests.machine.world import Dead
 
-from .world import Machine, PlainInfo, World
+from .world import BEGIN, Machine, PlainInfo, World
 
 if TYPE_CHECKING:
     from .schedule import Profile
@@ -53,8 +55,32 @@ class Message:
         """Return the copy that the broker delivers when it believes the worker to be dead."""
         return replace(self, redelivered=True)
 
+    @property
+    def waited(self) -> float:
+        """For how long it has been put back to wait for its slot, in seconds."""
+        ticket = Ticket.unpack(self.headers.get(HEADER), self.id)
+        return ticket.waited if ticket else 0.0
+
     def __str__(self) -> str:
         return f"{self.id[:4]} {self.args} due {self.due:.3f}"
+
+
+class Visit(NamedTuple):
+    """
+    A moment at which a worker gets or puts back a message that has a place in the queue of its slot.
+
+    Args:
+        at: When.
+        pause: For how long it is put back, in seconds; 0.0 if a worker has it.
+    """
+
+    at: float
+    pause: float = 0.0
+
+    @property
+    def until(self) -> float:
+        """Until when its place is kept, unless a worker gets it or puts it back before."""
+        return self.at + self.pause + GRACE
 
 
 class Broker:
@@ -73,6 +99,9 @@ class Broker:
         self.sent: set[str] = set()  # ids of the messages that have reached the broker
         self.dying: set[str] = set()  # machines that are killed when they publish, before the broker has it or after
         self.ends: dict[str, str] = {}  # for the id of a message that did not run: how a worker ended it
+        self.got: dict[str, list[float]] = {}  # for the id of a message: when workers got it
+        self.visits: dict[str, list[Visit]] = {}  # of the messages that have a place, since they were put back first
+        self._waited: dict[str, float] = {}
 
     def publish(self, message: Message) -> None:
         self._world.reach()
@@ -89,6 +118,9 @@ class Broker:
         self.queue.append(message)
         self.sent.add(message.id)
         self.by_sender[name] = self.by_sender.get(name, 0) + 1
+        if message.waited > self._waited.get(message.id, 0.0):
+            self._waited[message.id] = message.waited
+            self.visits.setdefault(message.id, []).append(Visit(self._world.now, message.due - self._world.now))
         self._world.note(f"publishes {message}")
         if machine and dies:
             self._world.note("is killed")
@@ -106,8 +138,8 @@ class Broker:
 
     def pause(self) -> float:
         """Return for how long a worker that got nothing waits."""
-        due = min((message.due for message in self.queue), default=self._world.now + IDLE)
-        return max(0.001, min(IDLE if self.busy else LONG_IDLE, due - self._world.now))
+        due = min((message.due for message in self.queue), default=self._world.now + LONG_IDLE)
+        return max(0.001, min(IDLE if self.busy or self.unacked else LONG_IDLE, due - self._world.now))
 
     def purge(self) -> None:
         """Drop what waits."""
@@ -178,6 +210,12 @@ class Run:
     ended: int = 0  # the step in which the body ended
     message: int = 0  # the number of a pending call's message
     over: int = 0  # the step in which its slot was free and its result stored
+    took: float = 0.0  # when the attempt began that took its slot
+
+    @property
+    def until(self) -> float:
+        """When its body ended, or, if its worker died, when it began."""
+        return self.start if self.end is None else self.end
 
 
 class Recorder:
@@ -187,6 +225,7 @@ class Recorder:
     broker: Broker
     runs: list[Run]
     length: float
+    lengths: tuple[float, float]
     fail: float
     steps: "itertools.count[int]"
 
@@ -219,9 +258,12 @@ class RecordingTask(Task):  # type: ignore[type-arg]
         here = self.recorder
         ticket = Ticket.unpack(self.request.get(HEADER), self.request.id)
         run = Run(str(self.request.id), value, here.world.now, next(here.steps), message=ticket.number if ticket else 0)
+        execution = getattr(self.request, EXECUTION)
+        if execution.slot:
+            run.took = execution.slot.hold.since - BEGIN
         here.runs.append(run)
         here.world.note(f"begins {run.id[:4]} with {value}")
-        here.world.sleep(here.world.random.uniform(0.2, 2.0) * here.length)
+        here.world.sleep(here.world.random.uniform(*here.lengths) * here.length)
         run.end, run.ended = here.world.now, next(here.steps)
         here.world.note(f"ends {run.id[:4]}")
         if here.world.random.random() < here.fail:
@@ -319,11 +361,14 @@ def work(
             continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
+        broker.got.setdefault(message.id, []).append(world.now)
         machine.busy = True
         try:
             deal_with(machine, task, broker, profile, message)
-        except (Dead, SystemExit):
+        except (Dead, SystemExit) as error:
             broker.unacked.remove(message)
+            if isinstance(error, SystemExit) and message.id in broker.visits:
+                broker.visits[message.id].append(Visit(world.now, -GRACE))  # it has given up its place
             if profile.late:
                 message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)
@@ -360,6 +405,8 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
             received.time_start = 1.0
             received.terminate(SimpleNamespace(terminate_job=lambda *about: None), "TERM")
     else:
+        if message.id in broker.visits:
+            broker.visits[message.id].append(Visit(world.now))
         try:
             ended = task.trace(message.id, message.args, message.kwargs, received.request_dict)
         except Exception as error:  # the backend does not store the result, nor that it did not

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -9,20 +10,25 @@ from typing import Any
 from django_redlock.celery import parent, task, worker
 from django_redlock.celery.dispatch import SingletonResult
 from django_redlock.core.acquisition import Acquisition, GaveUp
+from django_redlock.core.attempt import Attempt
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
-from django_redlock.engine.manager import fresh_secret
+from django_redlock.engine.manager import LockManager, fresh_secret
 from django_redlock.singleton import arrival, call, driver, ending, pending, slot
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.questions import Free, Result, ResultState, Send, Stored
+from django_redlock.singleton.line import NOT_IN_LINE
+from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultState, Send, Stored
 from django_redlock.singleton.slot import FREE, Holder, SlotState
+from django_redlock.singleton.ticket import Ticket
 from tests.machine import mutation
 from tests.machine.mutation import Kill, Mutant, Wrong, always, returns
 
+from .celery_parts import RecordingTask
 from .profiles import PROFILES
 from .schedule import run
 
 ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
+FOR_LONG = 1e6  # seconds; longer than any schedule
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
 
@@ -175,6 +181,42 @@ def any_arguments(right: Any) -> Any:
     return has_these_arguments
 
 
+NOWHERE = always(property(lambda message: False))
+
+
+def for_few_votes(right: Any) -> Any:
+    """Let one vote be enough for a permit."""
+
+    def init(attempt: Any, wanted: Any, slugs: Any, secret: Any, rules: Any, *about: Any) -> None:
+        if wanted.limit > 1:
+            rules = copy(rules)
+            vars(rules).update(needed=1, spare=rules.nodes - 1)
+        right(attempt, wanted, slugs, secret, rules, *about)
+
+    return init
+
+
+def holds_by_itself(right: Any) -> Any:
+    """Have the process of a run keep its slot for the rest of ``hold_for``."""
+
+    def keep_held(nodes: Any, question: Any) -> bool:
+        machine = RecordingTask.recorder.world.machine
+        assert machine
+
+        def keep() -> None:
+            machine.thread.sleep(question.seconds)
+            question.slot.release()
+
+        machine.spawn(keep)
+        return True
+
+    return right | {KeepHeld: keep_held}
+
+
+def forgets_its_stamp(right: Any) -> Any:
+    return lambda ticket: right(replace(ticket, line=NOT_IN_LINE))
+
+
 NOBODY_ELSE = always(property(lambda found: True))
 
 MUTANTS = (
@@ -289,6 +331,24 @@ MUTANTS = (
         (call, "_take_over"),
         runs_as_well,
     ),
+    Mutant("a revoked message keeps its place", ("serial, revoked",), (LockManager, "leave_queue"), returns(None)),
+    Mutant(
+        "a revoked message keeps its place for ever",
+        ("serial, revoked",),
+        (LockManager, "leave_queue"),
+        returns(None),
+        also=((arrival, "GRACE", always(FOR_LONG)),),
+    ),
+    Mutant("the turn of a lost message is never taken back", ("serial, purged",), (arrival, "GRACE"), always(FOR_LONG)),
+    Mutant("places are not kept", ("serial burst",), (arrival.Message, "waits_in_line"), NOWHERE),
+    Mutant("messages forget when they came", ("serial with limit",), (Ticket, "pack"), forgets_its_stamp),
+    Mutant(
+        "one vote is enough for a permit",
+        ("serial with limit", "serial, flapping"),
+        (Attempt, "__init__"),
+        for_few_votes,
+    ),
+    Mutant("a minimum hold ends with its process", ("serial, held",), (worker.Arrival, "answers"), holds_by_itself),
 )
 if find_spec("django.tasks"):  # since Django 6.0
     from .task_mutants import TASK_MUTANTS

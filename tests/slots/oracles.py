@@ -1,17 +1,23 @@
 """The conditions that hold after a schedule."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from celery import states
 
+from django_redlock.singleton.line import GRACE
+
 from .celery_parts import results
 
 if TYPE_CHECKING:
-    from .celery_parts import Answer
+    from .celery_parts import Answer, Run
     from .schedule import History
 
 RETURN = 5.0  # seconds within which nodes come back
+TOGETHER = 1e-4  # seconds within which messages come at the same time, as their stamps show
+DELAY = 0.2  # seconds within which a worker enrols a message that it has got
+MOMENT, LATE = 1.0, 4.0  # seconds within which a worker gets a message that is due, and has another one before it
 NOTES = ("done:", "began:", "begun:", "watch:")
 
 
@@ -26,14 +32,18 @@ def every_call_ends(history: "History") -> list[str]:
 
 
 def nothing_overlaps(history: "History") -> list[str]:
-    """No two runs of one key overlap, unless the scope allows that."""
-    if history.profile.options.scope == "until_executing":
+    """No more runs of one key overlap than its limit allows, unless the scope allows more."""
+    options = history.profile.options
+    if options.scope == "until_executing":
         return []
     found = []
-    runs = sorted(history.runs, key=lambda run: run.number)
-    for before, after in pairwise(runs):
-        if before.end is not None and before.ended > after.number:
-            found.append(f"{after.id[:4]} began before {before.id[:4]} had ended")
+    alive: list[Run] = []
+    for run in sorted(history.runs, key=lambda run: run.number):
+        alive = [other for other in alive if other.ended > run.number]
+        if len(alive) >= options.limit:
+            others = ", ".join(other.id[:4] for other in alive)
+            found.append(f"{run.id[:4]} began before {others} had ended")
+        alive += [run] * (run.end is not None)
     return found
 
 
@@ -122,10 +132,75 @@ def discarded_calls_run_no_older_arguments(history: "History") -> list[str]:
 
 
 def starts_are_apart(history: "History") -> list[str]:
-    """Runs begin at least ``hold_for`` after one another."""
-    starts = sorted(run.start for run in history.runs)
-    hold = history.profile.options.hold_for
-    return [f"a run began {b - a:.2f} s after another one" for a, b in pairwise(starts) if b - a < hold - 0.01]
+    """After a run has ended, none begins until ``hold_for`` has passed since its start, even if its process ends."""
+    found, hold = [], history.profile.options.hold_for
+    for before, after in pairwise(sorted(history.runs, key=lambda run: run.start)):
+        if before.over and after.start - before.start < hold - 0.01:
+            found.append(f"{after.id[:4]} began {after.start - before.start:.2f} s after {before.id[:4]}")
+    return found
+
+
+def runs_are_in_order(history: "History") -> list[str]:
+    """
+    No message takes its slot before one that came to a worker earlier, while the place of that one is kept.
+
+    A message has a place since it was put back. The place is kept for its pause and a grace, until a worker has the
+    message; then for as long again.
+    """
+    found, broker = [], history.broker
+    first: dict[str, Run] = {}
+    for run in sorted(history.runs, key=lambda run: run.number):
+        first.setdefault(run.id, run)
+    for other, visits in broker.visits.items():
+        if other not in first:
+            continue
+        # A worker that died with it before may have told the nodes of it, or not.
+        came = max(got for got in broker.got[other] if got < visits[0].at)
+        for task_id, run in first.items():
+            is_earlier = run.took < first[other].took and came < broker.got[task_id][0] - TOGETHER
+            if is_earlier and _keeps_its_place(history, other, run.took):
+                found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
+    return found
+
+
+def _keeps_its_place(history: "History", task_id: str, moment: float) -> bool:
+    """Return whether a message has been put back by that moment, and has come back in time whenever it was."""
+    visits = [visit for visit in history.broker.visits[task_id] if visit.at < moment]
+    kept = all(after.at < before.until - DELAY for before, after in pairwise(visits))
+    return bool(visits) and kept and moment < visits[-1].until - DELAY
+
+
+def no_slot_is_idle(history: "History") -> list[str]:
+    """
+    While messages wait, no slot is free for longer than the longest of their pauses, and a moment.
+
+    If one of them was lost, its place is kept for a grace, too; if a worker died, the slot of its run for a lease.
+    """
+    profile, visits = history.profile, history.broker.visits
+    deaths = profile.kills + profile.stops
+    moment = MOMENT + profile.options.hold_for + (LATE if profile.prefetched else 0.0)
+    moment += (GRACE if deaths or history.broker.lost else 0.0) + (profile.options.lease if deaths else 0.0)
+    found = []
+    for task_id, mine in visits.items():
+        begins = min([run.took for run in history.runs if run.id == task_id], default=mine[-1].at)
+        for start, stop in _free_times(history, mine[0].at, begins):
+            pauses = [each.pause for some in visits.values() for each in some if each.at < stop and start < each.until]
+            if stop - start > max(pauses, default=0.0) + moment:
+                found.append(f"{task_id[:4]} waited although a slot was free from {start:.2f} to {stop:.2f}")
+    return found
+
+
+def _free_times(history: "History", start: float, stop: float) -> Iterator[tuple[float, float]]:
+    """Yield the times between two moments for which the next run could have had a slot, and none began."""
+    limit = history.profile.options.limit
+    changes = [(run.took, 1) for run in history.runs] + [(run.until, -1) for run in history.runs]
+    alive, free = 0, start
+    for moment, change in [*sorted(changes), (stop, 1)]:
+        if change > 0 and alive < limit and free < min(moment, stop):
+            yield free, min(moment, stop)
+        alive += change
+        if change > 0 or alive + 1 == limit:  # the next one may begin, from now on
+            free = max(start, moment)
 
 
 def one_id_for_a_run(history: "History") -> list[str]:

@@ -14,6 +14,7 @@ from .oracles import (
     every_call_is_covered,
     newest_arguments_run,
     no_call_joins_a_revoked_one,
+    no_slot_is_idle,
     nothing_is_left,
     nothing_overlaps,
     nothing_runs_after_its_end,
@@ -21,6 +22,7 @@ from .oracles import (
     one_id_for_a_run,
     one_waits,
     only_the_newest_call_expires,
+    runs_are_in_order,
     starts_are_apart,
 )
 from .schedule import Profile
@@ -100,6 +102,40 @@ FAULTS: dict[str, dict[str, Any]] = {
     "cut short": {**LONG, "cut_short": 0.3},
 }
 
+# Calls of which one or a few run at a time, in the order in which workers got them.
+LIMITED = (*COVERED, nothing_is_left)
+IN_LINE = (*LIMITED, runs_are_in_order, no_slot_is_idle)
+LINE: dict[str, Any] = {"callers": 4, "calls": 3, "workers": 4}
+LIMITS: dict[str, Any] = {"options": tuple(replace(SERIAL, limit=limit) for limit in (1, 2, 3))}
+MORTAL: dict[str, Any] = {
+    "options": tuple(replace(SERIAL, limit=limit, lease=6.0) for limit in (1, 2)),
+    "unseen": ((0.0, 8.0), (8.0, 15.0)),
+}
+LINES: dict[str, dict[str, Any]] = {
+    "serial burst": {"spread": 0.0, "draws": {"length": (0.02, 0.5, 3.0)}},
+    "serial with limit": {"draws": LIMITS},
+    "serial, one silent": {"outage": "one", "draws": LIMITS},
+    "serial, flapping": {**LONG, "outage": "flapping", "draws": LIMITS},
+    "serial, workers die": {"late": True, "kills": 3, "spread": 8.0, "draws": MORTAL},
+    "serial, workers stop": {"late": True, "stops": 3, "spread": 8.0, "draws": MORTAL},
+    "serial, revoked": {"revoked": 4, "draws": LIMITS},
+    "serial, purged": {"purge": True, "draws": LIMITS},
+    "serial, prefetched": {"prefetched": 0.3, "draws": LIMITS},
+}
+
+
+def in_line(name: str) -> Profile:
+    """Return the profile of calls that wait in line."""
+    about = LINES[name]
+    # A message whose nodes do not answer gives up its place, and comes back ever later.
+    return Profile(name, SERIAL, LIMITED if "outage" in about else IN_LINE, **{**LINE, **about})
+
+
+def burst(calls: int, length: float, *oracles: Any) -> Profile:
+    """Return the profile of calls that are made at once, with runs of one length, for four workers."""
+    about: dict[str, Any] = {"callers": 1, "calls": calls, "workers": 4, "spread": 0.0, "reorder": 0.0}
+    return Profile("burst", SERIAL, (*IN_LINE, *oracles), length=length, lengths=(1.0, 1.0), **about)
+
 
 def under(fault: str) -> Profile:
     """Return the profile of all strategies and scopes under a fault."""
@@ -114,6 +150,13 @@ PROFILES = {
     profile.name: profile
     for profile in (
         *map(under, FAULTS),
+        *map(in_line, LINES),
+        Profile(
+            "serial, held",
+            replace(SERIAL, hold_for=2.0, lease=1.5),
+            (*IN_LINE, starts_are_apart),
+            **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1},
+        ),
         Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
         Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),
         Profile("rerun", RERUN, TRAILING),

@@ -45,6 +45,7 @@ class Profile(Hazards):
     idle: bool = False
     spread: float = 2.0
     length: float = 1.0
+    lengths: tuple[float, float] = (0.2, 2.0)  # the shortest and the longest run, as a part of *length*
     late: bool = False
     reorder: float = 0.3
     fail: float = 0.0
@@ -112,7 +113,7 @@ def run(profile: Profile, seed: int, traced: bool = False) -> Outcome:
     task = make(profile.name, options, acks_late=profile.late, ignore_result=profile.ignored)
     here = RecordingTask.recorder
     here.world, here.broker, here.runs = world, broker, history.runs
-    here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
+    here.length, here.lengths, here.fail, here.steps = profile.length, profile.lengths, profile.fail, itertools.count()
     with world.running(), Revoked(world).known() as revoked:
         play(history, task, revoked)
     return outcome(history, seed)

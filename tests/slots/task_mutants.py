@@ -7,7 +7,7 @@ from django_redlock.singleton import arrival, call
 from django_redlock.singleton.questions import Look, Result, ResultState, ShowLife, StoredHere
 from django_redlock.singleton.slot import FREE, SlotState
 from django_redlock.tasks import enqueue, reaper
-from django_redlock.tasks.run import Run
+from django_redlock.tasks.run import RowRun
 from tests.machine.mutation import Mutant, always, returns
 
 HAUNTS = ("django tasks",)
@@ -59,13 +59,13 @@ TASK_MUTANTS = (
     Mutant(
         "rows of processes that wait are put back",
         HAUNTS,
-        (Run, "show_life"),
+        (RowRun, "show_life"),
         always(shows_nothing),
         also=(
-            (Run, "answers", lambda right: right | {ShowLife: shows_nothing}),
+            (RowRun, "answers", lambda right: right | {ShowLife: shows_nothing}),
             (reaper, "is_held", returns(False)),
         ),
     ),
-    Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
+    Mutant("the slot is freed before the body", HAUNTS, (RowRun, "begin"), frees_first),
     Mutant("rows that were rolled back are joined", HAUNTS, (call, "_claim_or_own"), believes_this_thread),
 )

@@ -170,7 +170,13 @@ class AsyncWorkerLink:
             raise LinkError(Failure.CLOSED)
         # Each request carries its callback. If replies were matched by counting, an interruption would mix them up.
         self._waiting[on_reply] = None
-        self._worker.submit(Job(request, partial(self._deliver, on_reply)))
+        try:
+            self._worker.submit(Job(request, partial(self._deliver, on_reply)))
+        except LinkError as error:
+            # Noted now: a caller that asks again at once may keep the event loop from hearing of the worker's end.
+            del self._waiting[on_reply]
+            self._end(error)
+            raise
 
     def greet(self, on_greeting: Callable[[Greeting], object]) -> None:
         """Ask the store to describe itself again; see :class:`~django_redlock.nodes.base.AsyncLink`."""

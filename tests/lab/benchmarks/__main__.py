@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import against, kinds, locking, waiting
+from . import against, kinds, locking, serial, waiting
 from .bench import Bench, set_up
 from .report import TABLES, Section, render, table
 
@@ -20,6 +20,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
     "faults": locking.faults,
     "waiting": waiting.run,
     "kinds": kinds.run,
+    "serial": serial.run,
 }
 
 

@@ -24,7 +24,7 @@ class Figure:
     name: str  # of the contender, or of the case
     value: float
     unit: str
-    more: dict[str, float] = field(default_factory=dict)  # in the same unit, such as {"p95": 1.2, "CPU": 0.3}
+    more: dict[str, float] = field(default_factory=dict)  # such as {"p95": 1.2, "CPU": 0.3}, in the same unit
     asked: str = ""  # its target, and whether it is met
 
 

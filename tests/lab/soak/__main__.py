@@ -1,9 +1,10 @@
 """
 Run singleton tasks under load while children, workers and a lock node are killed; return an error after a violation.
 
-Two workers and beat run tasks of 60 keys. Every body records when it began and when it was last active. Afterwards the
-soak checks whether two bodies of one key ever overlapped, whether an accepted call never ended, and whether a slot was
-left behind.
+Two workers and beat run tasks of 60 keys, and bursts of calls that wait for each other in the queue of their key. Every
+body records when it began and when it was last active. Afterwards the soak checks whether more bodies of one key ran at
+once than may, whether an accepted call never ended, whether a slot was left behind, and for how long a key had calls
+that waited, and no run.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from .nemesis import Fleet, Nemesis
 
 NODES = 3
 CALLS_PER_SECOND = 6
+BURST, BETWEEN_BURSTS = (4, 16), 4.0  # calls; seconds, on average
 PATIENCE = 240.0  # seconds for the workers to finish accepted calls, after the last kill
 LEAST_PATIENCE = 60.0  # before a message counts as lost
 
@@ -40,7 +42,11 @@ def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> l
     nemesis = Nemesis(fleet, nodes, backend)
     start = told = time.monotonic()
     while (now := time.monotonic()) < start + 60 * minutes:
-        call(book, project, random.randrange(project.KEYS))
+        call(book, project.work, random.randrange(project.KEYS))
+        if random.random() < 1 / (CALLS_PER_SECOND * BETWEEN_BURSTS):
+            key, task = random.choice([*project.BURSTS.items()])
+            for _ in range(random.randint(*BURST)):
+                call(book, task, key)
         nemesis.act()
         fleet.revive()
         if now - told > 60:
@@ -52,11 +58,11 @@ def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> l
     return judge(book, project, fleet, nemesis, nodes)
 
 
-def call(book: Any, project: Any, key: int) -> None:
-    """Call the task of one key, and record the answer."""
+def call(book: Any, task: Any, key: int) -> None:
+    """Call a task with one key, and record the answer."""
     at = time.monotonic()
     # Celery would subscribe to the result before it sends, which takes long without backend; the worker stores it.
-    result = project.work.apply_async((key,), ignore_result=True, headers={"ignore_result": False})
+    result = task.apply_async((key,), ignore_result=True, headers={"ignore_result": False})
     book.called(key, result.id, result.accepted, at)
 
 
@@ -85,7 +91,8 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Server
     proofs = {task: loss.proof(task, slots, nodes) for task in named}
     lost = {task: proof for task, proof in proofs.items() if proof}
     fleet.end()
-    overlaps, repeated = book.overlaps(), book.repeated()
+    overlaps, repeated = book.overlaps(project.LIMITS), book.repeated()
+    idle = {key: book.idle(key, lost) for key in project.BURSTS}
     in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
     missed = [slot for slot in slots if slot.missed(slots, nodes, book.last_doer(slot.task), fleet.killed)]
     remaining = [slot for slot in slots if slot not in missed and not (slot.task in lost and slot.queued)]
@@ -101,6 +108,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Server
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"duplicates that no run covers     {len(without)}")
     print(f"bodies of one key that overlapped {len(overlaps)}")
+    print(f"longest time without a run        {max(idle.values()):.1f} s, while calls of the key waited")
     print(f"keys left on a node one lease after {len(remaining)}")
     print(f"the same, on too few for a slot   {len(missed)}; the process that freed it was killed first")
     if loss.possible:
@@ -110,6 +118,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Server
     told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
     told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
     told += [f"not covered: key {key} at {at:.2f}, a duplicate of {task}" for task, key, at, _ in without]
+    told += [f"idle for {gap:.1f} s: key {key}" for key, gap in idle.items() if gap > project.LONGEST_IDLE]
     return [*overlaps, *told, *(f"left: {slot}" for slot in remaining)]
 
 

@@ -58,6 +58,14 @@ class Fleet:
         self.workers[place].wait()
         self.workers[place] = self._worker()
 
+    def stop_worker(self) -> None:
+        """Stop a worker, which may finish what runs, or not; another one is started when it has ended."""
+        chosen = random.choice(self.workers)
+        how = random.choice([signal.SIGTERM, signal.SIGQUIT])
+        if how == signal.SIGQUIT:
+            self.killed.update(children(chosen.pid))
+        chosen.send_signal(how)
+
     def kill_child(self) -> bool:
         """Kill a child of a worker; return whether there was one."""
         alive = children(random.choice(self.workers).pid)
@@ -88,7 +96,7 @@ class Fleet:
 
 
 class Nemesis:
-    """Kills children, workers and one node at a time; sometimes a node only stops, or the result backend is away."""
+    """Kills children, workers and one node at a time; sometimes one only stops, or the result backend is away."""
 
     def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:
         self._fleet = fleet
@@ -118,9 +126,12 @@ class Nemesis:
         self._next = now + random.uniform(3, 10)
         if now > self._next_node and random.random() < 0.5:
             self._strike_node(now)
-        elif random.random() < 0.3:
+        elif (chance := random.random()) < 0.3:
             self._fleet.kill_worker()
             self.killed["workers"] += 1
+        elif chance < 0.5:
+            self._fleet.stop_worker()
+            self.killed["workers that could end in order"] += 1
         else:
             self.killed["children"] += self._fleet.kill_child()
 

@@ -12,6 +12,7 @@ from celery.signals import after_task_publish, task_postrun
 from kombu.transport.redis import Channel, QoS
 
 from django_redlock.celery import singleton_task
+from django_redlock.singleton.line import GRACE, LONGEST_GUESS
 
 from .records import Records
 
@@ -19,6 +20,10 @@ LEASE = 5.0  # seconds
 QUEUE_TTL = 7200.0  # seconds: an orphaned slot still exists at the end
 KEYS = 60
 VISIBILITY = 10  # seconds after which the broker redelivers unacknowledged messages
+
+# The slot of a killed run lasts for a lease, and its message comes again; the place of a lost one is kept for its pause
+# and a moment, and the next one comes back after its own.
+LONGEST_IDLE = LEASE + VISIBILITY + 1 + 2 * LONGEST_GUESS + GRACE
 
 REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -75,8 +80,7 @@ def note_over(task_id: str, **about: Any) -> None:
     records(os.getpid()).over(task_id)
 
 
-@singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)
-def work(self: Any, key: int) -> int:
+def work_on(self: Any, key: int) -> int:
     """Work for a while, in steps; sometimes for longer than a lease, sometimes only at the second attempt."""
     book = records(os.getpid())
     run = book.began(key, self.request.id)
@@ -90,3 +94,16 @@ def work(self: Any, key: int) -> int:
         raise self.retry(countdown=random.choice([0, 1]))
     book.seen(run, ended=True)
     return key
+
+
+def named(name: str, **options: Any) -> Any:
+    options = {"lease": LEASE, "acks_late": True, "reject_on_worker_lost": True, **options}
+    return singleton_task(name=f"{__name__}.{name}", bind=True, **options)(work_on)
+
+
+work = named("work", queue_ttl=QUEUE_TTL)
+serial = named("serial", scope="while_executing")
+three_at_once = named("three_at_once", scope="while_executing", limit=3)
+# The keys of the calls that come in bursts, and how many runs of each there may be at once
+BURSTS = {1001: serial, 1002: serial, 1003: serial, 1004: serial, 1005: three_at_once, 1006: three_at_once}
+LIMITS = {key: task.singleton_options.limit for key, task in BURSTS.items()}

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 TABLES = """
@@ -100,17 +101,38 @@ class Records:
         """Return when a body was last at work, on the machine's monotonic clock."""
         return float(self._database.execute("SELECT COALESCE(MAX(seen), 0) FROM run").fetchone()[0])
 
-    def overlaps(self) -> list[str]:
-        """Return, in words, every two bodies of one key that ran at the same time."""
+    def overlaps(self, limits: Mapping[int, int]) -> list[str]:
+        """Return, in words, every body that began while others of its key ran that were as many as may run at once."""
         rows = self._database.execute(
-            "SELECT a.key, a.task, a.pid, a.began, a.seen, b.task, b.pid, b.began FROM run a JOIN run b "
-            "ON a.key = b.key AND a.id != b.id AND a.began <= b.began AND b.began < a.seen "
-            "AND (a.began < b.began OR a.id < b.id)"
+            "SELECT b.key, b.task, b.pid, b.began, COUNT(*), "
+            "GROUP_CONCAT(printf('%s in %d from %.2f to %.2f', a.task, a.pid, a.began, a.seen), ', ') "
+            "FROM run a JOIN run b ON a.key = b.key AND a.id != b.id AND a.began <= b.began AND b.began < a.seen "
+            "AND (a.began < b.began OR a.id < b.id) GROUP BY b.id"
         )
         return [
-            f"key {key}: {a} in {pid} from {began:.2f} to {seen:.2f}, and {b} in {other} from {start:.2f}"
-            for key, a, pid, began, seen, b, other, start in rows
+            f"key {key}: {task} in {pid} from {began:.2f}, and {others}"
+            for key, task, pid, began, count, others in rows
+            if count >= limits.get(key, 1)
         ]
+
+    def idle(self, key: int, lost: Collection[str]) -> float:
+        """Return the longest time in seconds for which a key had calls that waited, and no body at work."""
+        first_end = "SELECT MIN(seen) FROM run WHERE run.task = call.task AND ended"
+        calls = self._database.execute(f"SELECT task, at, ({first_end}) FROM call WHERE key = ?", (key,)).fetchall()
+        runs = self._database.execute("SELECT began, seen FROM run WHERE key = ?", (key,)).fetchall()
+        edges = [(at, 1, 0) for task, at, end in calls if end and task not in lost]
+        edges += [(end, -1, 0) for task, _, end in calls if end and task not in lost]
+        edges += [(began, 0, 1) for began, _ in runs] + [(seen, 0, -1) for _, seen in runs]
+        longest = since = 0.0
+        waiting = running = 0
+        for at, more_waiting, more_running in sorted(edges):
+            if waiting and not running:
+                longest = max(longest, at - since)
+            was_idle = waiting and not running
+            waiting, running = waiting + more_waiting, running + more_running
+            if not was_idle:
+                since = at
+        return longest
 
     def repeated(self) -> dict[str, list[int]]:
         """Return the tasks whose work was done more than once, and the processes that did it, in their order."""

@@ -28,7 +28,7 @@ from django_redlock.core.protocol import (
 )
 from django_redlock.core.round import Round
 from django_redlock.testing import Servers
-from tests.managers import real_manager
+from tests.managers import real_manager, wait_until
 
 SECRETS = ["a" * 32, "b" * 32, "c" * 32]
 SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}")]
@@ -298,3 +298,31 @@ def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
         reply = run(manager, Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, number, None, 1e10))
 
         assert (reply.kind, reply.fence) == (kind, fence)
+
+
+def test_place_of_somebody_away_is_kept(real_node: Any):
+    """Whoever waits behind neither overtakes nor shortens its time, and its position is that without the holder."""
+    manager, server, prefix = real_node
+    away = take("x", "b", "p|1", away=600.0)
+    behind = take("x", "c", "q|1", BASE + 1)
+
+    store, _ = agree(real_node, [take("x"), away, behind, away, behind, Release(("{x}",), "a" * 32)])
+
+    assert store.waiters("{x}") == ["p|1", "q|1"]
+    with server.client() as client:
+        assert client.zscore(f"{prefix}{{x}}:s", "p|1") == pytest.approx((time.time() + 600.0) * 1000, abs=10_000)
+        assert all(client.pttl(f"{prefix}{{x}}:{key}") > 600_000 for key in "qs")
+    for node in (store.execute, lambda request: run(manager, request)):
+        refused = node(behind)
+        assert (refused.kind, refused.position) == (Kind.QUEUED, 1)
+        assert node(away).kind is Kind.GRANTED
+
+
+def test_place_of_somebody_away_ends_with_its_time(real_node: Any):
+    """The next one gets the free lock then."""
+    manager, _, _ = real_node
+    behind = take("x", "c", "q|1", BASE + 1)
+    store, _ = agree(real_node, [take("x"), take("x", "b", "p|1", away=0.5), behind, Release(("{x}",), "a" * 32)])
+
+    for node in (store.execute, lambda request: run(manager, request)):
+        wait_until(lambda node=node: node(behind).kind is Kind.GRANTED)

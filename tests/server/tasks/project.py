@@ -58,6 +58,12 @@ def serial(context, what, number):
         until_told(what)
 
 
+@singleton_task(takes_context=True, key=("what",), scope="while_executing", limit=2, lease=LEASE)
+def two_at_once(context, what, number):
+    with noted(what, context.task_result.id):
+        until_told(what)
+
+
 @singleton_task(takes_context=True, lease=LEASE)
 def long(context, what):
     with noted(what, context.task_result.id):

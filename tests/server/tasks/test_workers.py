@@ -73,6 +73,22 @@ def test_row_whose_slot_another_run_has_waits_in_its_worker(shop):
     assert all(one[1] <= other[0] for one, other in pairwise(runs))
 
 
+def test_limit(shop):
+    """With ``limit=2``, two rows of one key run at once; the worker of the third waits until one of them ends."""
+    for _ in range(3):
+        shop.worker()
+    ids = shop.run("print(json.dumps([str(two_at_once.enqueue('a', number).id) for number in range(3)]))")
+    begun(shop, "a", 2)
+    shop.run("while not find_lock(two_at_once.singleton.key('a', 0)).waiting: time.sleep(.01)\nprint(0)")
+
+    assert len(shop.notes("a", "began")) == 2
+    shop.go("a")
+
+    runs = runs_of(shop, "a", 3)
+    assert sorted(row for *_, row in runs) == sorted(ids)
+    assert min(ended for _, ended, _ in runs) <= runs[2][0]
+
+
 def test_killed_workers(rows, nodes):
     """
     The slot of a killed worker is free within a lease and a second. The reaper puts its row back: the same id runs once

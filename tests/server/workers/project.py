@@ -19,12 +19,15 @@ from celery import Celery, Task, shared_task
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import task_prerun
 from django.dispatch import receiver
+from kombu import Exchange, Queue
 
 from django_redlock.celery import singleton_overlap, singleton_task
 
 LEASE = 9.0  # seconds, of the tasks whose lease is to run out; renewed after a third
 LONG = 600.0  # seconds, which outlasts every test
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
+
+QUORUM = Queue("quorum", Exchange("quorum", type="topic"), "quorum", queue_arguments={"x-queue-type": "quorum"})
 
 app = Celery("tests.server.workers.project", set_as_current=False)
 
@@ -35,6 +38,7 @@ def configure(broker: str, results: str) -> None:
         broker_url=broker,
         result_backend=results,
         broker_connection_retry_on_startup=True,
+        task_queues=[QUORUM] if os.environ.get("TEST_QUORUM") else None,
         worker_prefetch_multiplier=int(os.environ.get("TEST_PREFETCH", 1)),
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
@@ -245,3 +249,26 @@ def double(number: int) -> int:
 @shared_task
 def add(*numbers: int) -> int:
     return sum(numbers)
+
+
+def work(what: str, number: int, seconds: float = 0.2) -> int:
+    stage(what).say(f"{number} began {time.time()}")
+    time.sleep(seconds)
+    stage(what).say(f"{number} ended {time.time()}")
+    return number
+
+
+# Those of one key wait for each other, in the queue of the key.
+QUEUE: dict[str, dict[str, Any]] = {"one_by_one": {}, "three_at_once": {"limit": 3}}
+for name, options in QUEUE.items():
+    singleton_task(
+        name=f"{__name__}.{name}", key=("what",), scope="while_executing", lease=LEASE, acks_late=True, **options
+    )(work)
+
+
+@singleton_task(key=("what",), scope="while_executing", lease=LONG)
+def turn(what: str, number: int) -> int:
+    """Run until the test allows to go on."""
+    stage(what).say(f"{number} began")
+    stage(what).wait()
+    return number

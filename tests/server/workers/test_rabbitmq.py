@@ -3,6 +3,7 @@
 import json
 import time
 
+from django_redlock.inventory import find_lock
 from tests.managers import wait_until
 
 from . import project
@@ -56,3 +57,19 @@ def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, wh
     assert answer(result) == f"{what} done"
     wait_until(free("hold_late", what))
     assert stage.heard() == ["ended"]
+
+
+def test_put_back_to_a_quorum_queue(start, stage, what):
+    """Calls of one key run in their order, though RabbitMQ delays their messages itself, by whole seconds."""
+    start("quorum", concurrency=3, TEST_QUORUM="1")
+    found = [task("turn").apply_async((what, 0), queue=project.QUORUM)]
+    stage.hear("0 began")
+    for number in (1, 2, 3):
+        found.append(task("turn").apply_async((what, number), queue=project.QUORUM))
+        wait_until(lambda: find_lock(task("turn").singleton.key(what, 0)).waiting == len(found) - 1)
+
+    for _ in found:
+        stage.allow()
+
+    assert [answer(result) for result in found] == [0, 1, 2, 3]
+    assert stage.heard() == ["1 began", "2 began", "3 began"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from celery.worker.state import revoked as revoked_tasks
 
 from django_redlock import lock
 from django_redlock.core.names import slug
@@ -80,6 +81,25 @@ def test_one_process_waits_and_others_go_on(serial, other, worker):
     waiter.join()
 
     assert (state, still_waits, len(worker.headers)) == ("IGNORED", 2, 1)  # the message keeps its place, too
+
+
+@pytest.mark.parametrize("end", ["is revoked", "expires"])
+def test_message_that_never_comes_back_gives_up_its_place(make, worker, received, end):
+    """At the moment at which a worker learns of it, so the messages behind it do not wait for it."""
+    task = make(scope="while_executing")
+    with lock(NAME):
+        call = task.delay(7)
+        worker.run()
+        assert waiting() == 1
+
+        message = worker.take()
+        message.headers["expires"] = "2000-01-01T00:00:00+00:00" if end == "expires" else None
+        revoked_tasks.update([call.id] * (end == "is revoked"))
+        assert received(task, message).revoked()
+
+        assert waiting() == 0
+    assert call.state == "REVOKED"
+    revoked_tasks.discard(call.id)
 
 
 def test_slot_for_which_others_wait_is_not_free(make, worker, memory_nodes):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records.record import Moment, Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked
+from django_redlock.nodes.records.worker import AsyncWorkerLink
 
 NOW = 1_700_000_000_000_000
 TTL = 30.0
@@ -85,3 +86,26 @@ def test_record_that_another_program_changed_is_read(text: str):
     assert known.execute(acquire("a")).kind in (*POSITIVE, Kind.BUSY, Kind.QUEUED)
     needed_until(in_present_era(stored.record, moment))
     records.is_held(stored.record, moment)
+
+
+class EndedWorker:
+    """A worker that has ended, before the event loop has heard of that."""
+
+    def attach(self, on_end: Any) -> None:
+        pass
+
+    def detach(self, on_end: Any) -> bool:
+        return False
+
+    def submit(self, job: Any) -> None:
+        raise LinkError(Failure.CLOSED)
+
+
+async def test_connection_that_refuses_a_request_is_not_used_again() -> None:
+    """Otherwise a caller that asks again and again, and keeps the event loop busy, would never reach the node."""
+    link = AsyncWorkerLink(cast(Any, EndedWorker()))
+
+    with pytest.raises(LinkError):
+        link.send(acquire("a"), {}, lambda reply: True)
+
+    assert link.broken

@@ -121,6 +121,13 @@ CASES = [
         locks=by("mine", GOES_ON, name="done:mine:0"),
     ),
     Case("a message that its worker has kept, and a copy has run", Leave, kept=5.0, locks=DONE, results=ENDED),
+    Case(
+        "nodes fall silent after a live run of it was seen",
+        PutBack,
+        **AGAIN | ONCE | ANYWAY,
+        locks=OWN_RUN | BEGUN,
+        silent=(ask.Put,),
+    ),
     Case("another run has the slot, and it waits", PutBack, **WAIT, locks=OTHER),
     Case("another run has the slot, and it is dropped", Revoke, locks=OTHER),
     Case("another run has the slot, and it follows", PutBack, **FOLLOW, locks=OTHER),
@@ -286,6 +293,12 @@ def test_message_keeps_its_slot_while_nodes_are_away() -> None:
         assert (decided(**about, silent=AWAY)[0].unanswered is not None) is shown
 
 
+def test_copy_that_runs_without_nodes_no_longer_watches() -> None:
+    """Otherwise the next copy would leave it to this one, which may die."""
+    _, facts = decided(**AGAIN | ANYWAY, watch=secret("d"), silent=AWAY)
+    assert [(each.name, each.secret) for each in facts.asked_for(ask.Free)] == [("watch:mine", secret("d"))]
+
+
 def test_messages_that_end_give_up_their_place() -> None:
     """The lock with which it waited is free after a run began, and after an end without one; else it is kept."""
     for about, kept in (
@@ -382,6 +395,13 @@ def test_message_that_ends_without_a_run_gives_up_its_place() -> None:
     for about, leaves in (({"waited": 9.0, "wait_for": 9.0}, 1), ({}, 0)):
         _, facts = decided(**SERIAL, **about, line=Line(5), locks=OTHER)
         assert len(facts.asked_for(ask.LeaveLine)) == leaves
+
+
+def test_message_that_waited_in_line_is_not_away_for_long_if_nodes_fail_once() -> None:
+    """However often it has been put back: the pauses grow from one failure to the next, and the nodes have answered."""
+    waits = sent(**SERIAL, tries=7, now=11.0, locks=OTHER).ticket
+
+    assert sent(**SERIAL, tries=waits.tries, silent=AWAY).pause == 2.0
 
 
 def test_message_that_waits_for_a_limited_time_comes_back_in_time() -> None:

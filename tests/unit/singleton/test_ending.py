@@ -22,7 +22,7 @@ from django_redlock.singleton.ending import (
 )
 from django_redlock.singleton.line import Line
 from django_redlock.singleton.pending import begin, discard, keep, look_up
-from django_redlock.singleton.questions import Free, Look, NoteLength, Put, Release
+from django_redlock.singleton.questions import Free, LeaveLine, Look, NoteLength, Put, Release
 from django_redlock.singleton.ticket import Permit, began_secret
 
 from .facts import BOTH, NAME, NEXT, OWN, QUEUE, QUEUED, RUN, SERIAL, TICKET, Case, Facts, FakeSlot, by, scene, secret
@@ -170,6 +170,15 @@ def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -
     message, facts = scene(Message, **SERIAL, limit=3, locks={Permit(NAME, 2): RUNS[NAME]})
     facts.decide(shorten(message.ticket, RUN, message.rules))
     assert [(put.limit, put.strict, put.adopt) for put in facts.asked_for(Put)] == [(3, True, RUN)]
+
+
+@pytest.mark.parametrize("how", ["discard", "die", "shorten"])
+def test_message_that_ends_before_it_reaches_a_process_gives_up_its_place(how: str) -> None:
+    """If it was revoked, expires, or lost its child: the messages behind it do not wait for it."""
+    for line, leaves in ((Line(5), 1), (Line(), 0)):
+        message, facts = scene(Message, **SERIAL, line=line, locks=OTHER)
+        facts.decide(decide(how, message.ticket, message.rules))
+        assert len(facts.asked_for(LeaveLine)) == leaves
 
 
 def test_run_for_which_others_wait_notes_how_long_it_took() -> None:

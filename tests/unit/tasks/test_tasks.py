@@ -32,7 +32,7 @@ from django_redlock.keys import task as task_keys
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Claim
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
-from django_redlock.tasks.run import Run
+from django_redlock.tasks.run import RowRun
 from tests.managers import wait_until
 from tests.shop.helpers import in_thread
 from tests.unit.celery.slots import set_down
@@ -446,7 +446,7 @@ def test_lease_that_the_settings_do_not_allow():
 def test_sign_of_life_that_could_not_be_extended_is_shown_again():
     """Nodes that still have it do not take it for that of another process, so the row is not put back meanwhile."""
     row = settled(jobs.keep.enqueue(7))
-    run = Run(jobs.keep.func.singleton_function, row, (7,), {})
+    run = RowRun(jobs.keep.func.singleton_function, row, (7,), {})
     run.show_life()
     shown = find_lock(f"alive:{row.id}").fencing_token
     run._life.hold.abandon()  # as after its time, by the clock of this process
