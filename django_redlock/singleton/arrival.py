@@ -480,7 +480,8 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
-    length = (yield LastLength(ticket.running)) or holder.length or ticket.line.length
+    told = [length for length in ((yield LastLength(ticket.running)), holder.length) if length]
+    length = min(told, default=ticket.line.length)  # too short costs a message, too long leaves the slot free
     message.ticket = replace(ticket, line=ticket.line._replace(length=length))
     lasted = max((yield Wall()) - since, 0.0) if since else None
     return Wait(length, ahead, ticket.waited, lasted, None if runs else holder.retry_after, ticket.limit)

@@ -22,7 +22,7 @@ from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes, tell_nodes
 from ..signals import lock_acquired, lock_taken
 from . import questions as ask
-from .line import write_length
+from .line import typical_length, write_length
 from .slot import CLAIM, FREE, Holder, Seen, SlotState
 from .ticket import Permit
 
@@ -34,7 +34,7 @@ log = logging.getLogger("django_redlock")
 
 
 _lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
-"""The lengths of the last runs in this process, and when each was known, by the locks and the name of the slot."""
+"""The lengths to expect of runs in this process, and when each was known, by the locks and the name of the slot."""
 
 
 class Claimed(NamedTuple):
@@ -231,10 +231,11 @@ class Nodes:
 
     def note_length(self, question: ask.NoteLength) -> None:
         """Note how long a run took."""
+        length = typical_length(question.seconds, _known(self.manager, question.name))
         lengths = _lengths.setdefault(self.manager, {})
         if len(lengths) >= LENGTHS:
             lengths.clear()
-        lengths[question.name] = (question.seconds, self.manager.runtime.clock())
+        lengths[question.name] = (length, self.manager.runtime.clock())
 
     def release(self, question: ask.Release) -> Outcome:
         """Free the slot of a run, and report it if it was lost."""
@@ -265,7 +266,7 @@ Nodes.answers = {
 
 
 def _known(manager: LockManager, name: str) -> float:
-    """Return how long the last run under a lock took in this process; 0.0 if there was none lately."""
+    """Return how long runs under a lock take in this process; 0.0 if there was none lately."""
     seconds, at = _lengths.get(manager, {}).get(name, (0.0, -inf))
     return seconds if manager.runtime.clock() - at < FRESH else 0.0
 

@@ -53,6 +53,16 @@ def read_length(text: str) -> float:
     return 0.0
 
 
+def typical_length(seconds: float, before: float) -> float:
+    """
+    Return the length to expect of runs after one of *seconds*, where *before* was expected; 0.0 if nothing was.
+
+    A long run counts for twice the length before it at most. Otherwise, one long run among short ones would keep the
+    messages away for many times the length of the others, and with them all that come after them.
+    """
+    return min(seconds, 2 * before) if before else seconds
+
+
 class Wait(NamedTuple):
     """
     How long a message has to wait.

@@ -5,6 +5,7 @@ import random
 import time
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from celery import Celery
@@ -43,8 +44,13 @@ app.conf.update(
 
 
 @cache
-def records(pid: int) -> Records:
+def records(pid: int, thread: int) -> Records:
     return Records(Path(os.environ["SOAK_RECORDS"]))
+
+
+def book_here() -> Records:
+    """Return the records, for this thread: a worker that is stopped acknowledges in another one."""
+    return records(os.getpid(), get_ident())
 
 
 class WatchedQoS(QoS):
@@ -53,15 +59,15 @@ class WatchedQoS(QoS):
     def append(self, message: Any, delivery_tag: str) -> None:
         super().append(message, delivery_tag)
         about = message.headers
-        records(os.getpid()).broker(delivery_tag, about.get("id", ""), about.get("retries") or 0, "noted")
+        book_here().broker(delivery_tag, about.get("id", ""), about.get("retries") or 0, "noted")
 
     def ack(self, delivery_tag: str) -> None:
-        records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
+        book_here().broker(delivery_tag, "", 0, "acknowledged")
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if not requeue:
-            records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
+            book_here().broker(delivery_tag, "", 0, "acknowledged")
         super().reject(delivery_tag, requeue)
 
 
@@ -71,18 +77,18 @@ Channel.QoS = WatchedQoS
 @after_task_publish.connect
 def note_sent(headers: dict[str, Any], **about: Any) -> None:
     """Record that the broker has got a message."""
-    records(os.getpid()).sent(headers["id"], headers.get("retries") or 0)
+    book_here().sent(headers["id"], headers.get("retries") or 0)
 
 
 @task_postrun.connect
 def note_over(task_id: str, **about: Any) -> None:
     """Record that a run has freed its slot."""
-    records(os.getpid()).over(task_id)
+    book_here().over(task_id)
 
 
 def work_on(self: Any, key: int) -> int:
     """Work for a while, in steps; sometimes for longer than a lease, sometimes only at the second attempt."""
-    book = records(os.getpid())
+    book = book_here()
     run = book.began(key, self.request.id)
     duration = random.choice([0.02, 0.1, 0.3, 0.6]) if random.random() < 0.97 else 1.6 * LEASE
     until = time.monotonic() + duration

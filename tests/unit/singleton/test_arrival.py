@@ -375,6 +375,13 @@ def test_message_that_waits_keeps_its_place() -> None:
     assert sent(**SERIAL, now=99.0, locks=OTHER, line=again.ticket.line).ticket.line.stamp == 11_000_000
 
 
+def test_message_believes_the_shorter_of_two_lengths() -> None:
+    """That of runs in its process, and that which the present run tells: if it is too short, the message waits again."""
+    for own, told in ((30.0, "8.0"), (8.0, "30.0"), (0.0, "8.0")):
+        again = sent(**SERIAL, now=2.0, length=own, locks=by("other", call=told))
+        assert again.ticket.line.length == 8.0
+
+
 def test_message_that_does_not_wait_has_no_place() -> None:
     """Nor has that of a pending call, with which no other one waits."""
     for about in ({}, FAIL, WAIT | {"inline": True}, PENDING):

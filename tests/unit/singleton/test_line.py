@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_redlock.singleton.line import Wait, read_length, write_length
+from django_redlock.singleton.line import Wait, read_length, typical_length, write_length
 
 NOBODY = None  # no run, or none whose beginning is known
 
@@ -71,3 +71,8 @@ def test_run_tells_how_long_runs_take() -> None:
     """Anybody can have written what a run tells, so nothing but a number of seconds counts."""
     assert (read_length(write_length(1.5)), read_length(write_length(0.0))) == (1.5, 0.0)
     assert [read_length(text) for text in ("", "soon", "nan", "inf", "-1", "7.abc")] == [0.0] * 6
+
+
+def test_one_long_run_does_not_keep_the_others_away() -> None:
+    """It counts for twice the length before it at most; a short one counts at once."""
+    assert (typical_length(8.0, 0.0), typical_length(8.0, 0.3), typical_length(0.3, 8.0)) == (8.0, 0.6, 0.3)
