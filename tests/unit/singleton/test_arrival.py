@@ -376,7 +376,7 @@ def test_message_that_waits_keeps_its_place() -> None:
 
 
 def test_message_believes_the_shorter_of_two_lengths() -> None:
-    """That of runs in its process, and that which the present run tells: if it is too short, the message waits again."""
+    """That of runs in its process, or that which the present run tells: if it is too short, it only waits again."""
     for own, told in ((30.0, "8.0"), (8.0, "30.0"), (0.0, "8.0")):
         again = sent(**SERIAL, now=2.0, length=own, locks=by("other", call=told))
         assert again.ticket.line.length == 8.0
