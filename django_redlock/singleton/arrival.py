@@ -425,7 +425,8 @@ def _join_line(message: Message) -> Steps[None]:
     line, overlap = message.ticket.line, message.rules.overlap_of(message.ticket.scope)
     if line.stamp or not (message.unfinished or overlap in ("wait", "follow")) or message.inline:
         return
-    came = (yield Wall()) - message.kept
+    # Both at this moment: a process may take long to prepare its first message.
+    came = (yield Wall()) - ((yield Kept()) or 0.0)
     message.ticket = replace(message.ticket, line=line._replace(stamp=int(came * 1e6)))
 
 

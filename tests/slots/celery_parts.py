@@ -100,6 +100,7 @@ class Broker:
         self.dying: set[str] = set()  # machines that are killed when they publish, before the broker has it or after
         self.ends: dict[str, str] = {}  # for the id of a message that did not run: how a worker ended it
         self.got: dict[str, list[float]] = {}  # for the id of a message: when workers got it
+        self.cut: dict[str, float] = {}  # for the id of a message: when a worker that had it first died
         self.visits: dict[str, list[Visit]] = {}  # of the messages that have a place, since they were put back first
         self._waited: dict[str, float] = {}
 
@@ -367,6 +368,7 @@ def work(
             deal_with(machine, task, broker, profile, message)
         except (Dead, SystemExit) as error:
             broker.unacked.remove(message)
+            broker.cut.setdefault(message.id, world.now)
             if isinstance(error, SystemExit) and message.id in broker.visits:
                 broker.visits[message.id].append(Visit(world.now, -GRACE))  # it has given up its place
             if profile.late:

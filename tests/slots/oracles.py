@@ -183,7 +183,8 @@ def no_slot_is_idle(history: "History") -> list[str]:
     found = []
     for task_id, mine in visits.items():
         begins = min([run.took for run in history.runs if run.id == task_id], default=mine[-1].at)
-        for start, stop in _free_times(history, mine[0].at, begins):
+        waits = min(begins, history.broker.cut.get(task_id, begins))  # then the broker has it for some time
+        for start, stop in _free_times(history, mine[0].at, waits):
             pauses = [each.pause for some in visits.values() for each in some if each.at < stop and start < each.until]
             if stop - start > max(pauses, default=0.0) + moment:
                 found.append(f"{task_id[:4]} waited although a slot was free from {start:.2f} to {stop:.2f}")

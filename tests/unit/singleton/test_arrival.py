@@ -368,7 +368,7 @@ def test_process_waits_for_the_end_of_a_run(case: Case) -> None:
 
 def test_message_that_waits_keeps_its_place() -> None:
     """For its pause and a moment more, in the order in which workers got the messages."""
-    verdict, facts = decided(**SERIAL, now=11.0, length=30.0, locks=OTHER)
+    verdict, facts = decided(**SERIAL, now=13.0, kept=2.0, length=30.0, locks=OTHER)
     assert [each.away for each in facts.asked_for(ask.Take)] == [3.0, verdict.pause + 3.0]
     (again,) = facts.asked_for(ask.Send)
     assert again.ticket.line == Line(11_000_000, 30.0)
