@@ -60,8 +60,8 @@ CELERY_ONLY = {
     # Options of a message that may be set on its task.
     *("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key"),
 }
-# Our options that have no effect as attributes of a class. The other two are names that a project may use.
 NO_CHOICE: Mapping[str, Any] = MappingProxyType({})
+# Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 

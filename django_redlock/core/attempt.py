@@ -48,8 +48,8 @@ class Granted(NamedTuple):
         queue: The slug whose queue counts, for a lock with several permits.
         untouched: The nodes that certainly have neither the lock nor the waiter.
         waited: Seconds from the first attempt until the lock was held.
-        hold_until: Until when the nodes keep the lock taken, whatever becomes of its holder, on the client's steady
-            clock; 0 if it ends with its work.
+        hold_until: Until when the nodes keep the lock taken, even if its holder dies, on the client's steady clock; 0
+            if it ends with its work.
     """
 
     slugs: tuple[str, ...]

@@ -241,9 +241,11 @@ def seconds(what: str, value: object) -> float:
 
 def from_zero(what: str, value: object) -> float:
     """Return *value* if it is a number of seconds from 0, else raise ValueError naming *what*."""
-    if number(what, value, kind := "a number of seconds from 0") < 0:
+    kind = "a number of seconds from 0"
+    length = number(what, value, kind)
+    if length < 0:
         raise ValueError(f"{what} must be {kind}, not {value!r}.")
-    return number(what, value)
+    return length
 
 
 def optional_seconds(what: str, value: float | None) -> float | None:
@@ -347,8 +349,8 @@ class Wanted(NamedTuple):
         sends: Whether the end of its block sends the release without waiting for the replies.
         once: Whether the names are not used again after this hold. Then nodes remember the fencing token for one ttl.
         place: The place in the queue that is kept if the lock is taken; None leaves the queue.
-        hold_for: The least time for which the nodes keep the lock taken, in seconds, whatever becomes of its holder; 0
-            if the lock ends with its work.
+        hold_for: The least time for which the nodes keep the lock taken, in seconds, even if its holder dies; 0 if the
+            lock ends with its work.
         hold_on_error: Whether they do so, too, if the work fails.
     """
 

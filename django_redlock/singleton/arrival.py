@@ -679,8 +679,8 @@ def _without_results(message: Message, error: Exception) -> Steps[Verdict | None
 
     It goes on nevertheless, as if nothing were stored, with ``on_unavailable={"run": "run"}``, and when it has been put
     back often: no run needs the result store. That is about copies without a note, and about messages that follow
-    another task. What a note calls done is put back until the note ends, and what ends without a run until its outcome
-    is stored, however often.
+    another task. A message that a note calls done is put back until the note ends, and one that ends without a run
+    until its outcome is stored, however often.
     """
     if message.rules.without_nodes("run") != "run" and message.ticket.tries < RESULT_TRIES:
         return (yield from _put_off(message, error))

@@ -5,7 +5,7 @@ Carries out on the lock nodes what the decisions about slots ask (internal).
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
+from math import ceil, inf
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,7 +31,6 @@ FRESH, LENGTHS = 60.0, 1000  # for how many seconds, and of how many slots, a pr
 
 T = TypeVar("T")
 log = logging.getLogger("django_redlock")
-
 
 _lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
 """The lengths to expect of runs in this process, and when each was known, by the locks and the name of the slot."""
@@ -189,14 +188,16 @@ class Nodes:
     def take(self, question: ask.Take) -> Lease:
         """Take the slot for a run."""
         ticket = question.ticket
-        # Not what the message was told: one long run would be told again and again.
+        # Only what this process has measured. If messages passed on what they have heard, one long run would stay known
+        # for ever.
         length = _known(self.manager, ticket.running) if question.away else 0.0
         ref = "" if question.inline else ticket.task_id
         owner = owner_here("task", self.label, ref, call=write_length(length))
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
         if question.away:
-            how["place"] = QueuePlace(ticket.waiter, ticket.line.stamp, question.away)
+            # In whole seconds: requests have few different values then, and the words of each are kept.
+            how["place"] = QueuePlace(ticket.waiter, ticket.line.stamp, float(ceil(question.away)))
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:

@@ -5,9 +5,9 @@ A worker puts such a message back into the broker's queue. Meanwhile its place i
 other message is served before it. So it has to come back in time: the slot stays free while it is away. If it comes
 back too early, it is put back once more.
 
-The pause is as long as the runs before its own will take. How long a run takes, the process knows that had one, and
-each run tells it to those who find the slot taken. A message that nobody can tell comes back soon, again and again,
-until the present run has ended.
+The pause is as long as the runs before its own will take. A process that had a run knows how long it took, and the
+description of a run tells that to messages that find the slot taken. While no length is known, a message comes back
+soon, again and again, until the present run has ended.
 """
 
 from contextlib import suppress
@@ -29,8 +29,8 @@ class Line(NamedTuple):
 
     Args:
         stamp: When a worker first got it, in microseconds since the epoch: the order in which messages are served; 0 if
-            it does not wait in line.
-        length: Seconds that a run takes; 0.0 if nobody has told it.
+            it has no place in the queue.
+        length: Seconds that a run takes; 0.0 if that is not known yet.
     """
 
     stamp: int = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from inspect import BoundArguments
 from typing import Any, Literal, TypedDict, get_args
 
-from ..core.rules import DEFAULT_ALIAS, Rules, check_limit, check_switch, nearest, number, optional_seconds, seconds
+from ..core.rules import DEFAULT_ALIAS, Rules, check_limit, check_switch, from_zero, nearest, optional_seconds, seconds
 from .ticket import LIFETIME, PER_MESSAGE, RUNNING, SCOPES, WAITING
 
 CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
@@ -121,10 +121,10 @@ class SingletonOptions:
         optional_seconds("max_hold", self.max_hold)
         seconds("queue_ttl", self.queue_ttl)
         if not callable(self.hold_for):
-            _from_zero("hold_for", self.hold_for)
+            from_zero("hold_for", self.hold_for)
         check_switch("lock_direct_calls", self.lock_direct_calls)
         if self.wait_for is not None:
-            _from_zero("wait_for", self.wait_for)
+            from_zero("wait_for", self.wait_for)
         if not callable(self.limit):
             check_limit(self.limit, (), shared=False)
         if not isinstance(self.using, str) or not self.using:
@@ -169,7 +169,7 @@ class SingletonOptions:
         own = {name: value for name, value in chosen.items() if name in PER_MESSAGE}
         if callable(self.hold_for) and "hold_for" not in own:
             own["hold_for"] = self.hold_for(bound())
-            _from_zero("hold_for", own["hold_for"])
+            from_zero("hold_for", own["hold_for"])
         return own or None
 
     def of_message(self, own: Mapping[str, Any] | None) -> "SingletonOptions":
@@ -270,8 +270,3 @@ OPTIONS = tuple(field.name for field in fields(SingletonOptions))
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, not {value!r}{nearest(value, known)}")
-
-
-def _from_zero(option: str, value: float) -> None:
-    if number(option, value) < 0:
-        raise ValueError(f"{option} must be at least 0 seconds, not {value!r}.")

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import inf
 from typing import Any, NamedTuple
 
 from ..core.names import in_one_word
+from ..core.rules import MAX_LIMIT, is_whole
 from .line import NOT_IN_LINE, Line
 
 FORMAT = 3
@@ -189,11 +191,12 @@ class Ticket:
                 text  # type: ignore[arg-type]
             )
             stamp, length, limit, own = more or (0, 0.0, 1, None)
-            valid = is_secret(secret) and is_secret(watch) and set(own or ()) <= set(PER_MESSAGE)
+            valid = is_secret(secret) and is_secret(watch) and is_whole(limit, 1, MAX_LIMIT) and 0 <= length < inf
+            valid = valid and (own is None or (isinstance(own, dict) and own.keys() <= {*PER_MESSAGE}))
             if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
                 line = Line(int(stamp), float(length))
-                return cls(str(name), str(using), owner, secret, *done, line, int(limit), own)
+                return cls(str(name), str(using), owner, secret, *done, line, limit, own)
         return None
 
 

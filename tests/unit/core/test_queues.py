@@ -9,7 +9,7 @@ from django_redlock.core.protocol import Acquire, Kind, Release, Reply
 
 
 class Clock:
-    """A node's clock, set by hand."""
+    """A node's clock, which the test sets."""
 
     now = 1_795_000_000.0
 
@@ -55,7 +55,7 @@ def test_place_is_kept_for_exactly_its_time(node: NodeState, clock: Any) -> None
 
 
 def test_who_comes_back_in_time_is_served_first(node: NodeState, clock: Any) -> None:
-    """Whoever came later has asked again and again meanwhile."""
+    """A waiter that came later has asked again and again meanwhile."""
     ask(node, "first", 1, away=600.0)
     release(node, "holder")
     for _ in range(5):

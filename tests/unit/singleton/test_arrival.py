@@ -224,9 +224,14 @@ def test_verdict(case: Case) -> None:
 def test_text_that_is_no_ticket_counts_as_lost() -> None:
     """A header may be garbled, or written by anybody; its message gets a ticket from its arguments."""
     parts = json.loads(TICKET.pack())
-    for text in ("garbled", "[" * 100_000, [*parts[:5], math.inf, *parts[6:]], [*parts[:8], 10**400, *parts[9:]]):
+    garbled = ["garbled", "[" * 100_000, [*parts[:5], math.inf, *parts[6:]], [*parts[:8], 10**400, *parts[9:]]]
+    garbled += [[*parts, 5, 1.0, limit, None] for limit in (0, 10**9, 2.5, "3")]
+    garbled += [[*parts, 5, length, 1, None] for length in (math.nan, math.inf, -1.0, "1")]
+    garbled += [[*parts, 5, 1.0, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
+    for text in garbled:
         assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
-    assert Ticket.unpack(TICKET.pack(), "mine") == TICKET
+    for ticket in (TICKET, replace(TICKET, line=Line(5, 1.0), limit=3, own={"hold_for": 60.0})):
+        assert Ticket.unpack(ticket.pack(), "mine") == ticket
 
 
 EXPIRY = [
