@@ -38,14 +38,14 @@ from ..core.names import GOES_ON, NOTE
 from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
-from .line import GRACE, SHORTEST, SOON, Wait, typical_length
+from .line import GRACE, SHORTEST, SOON, Wait
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
 from .questions import (
     Free,
     InTurn,
     Kept,
-    LastLength,
+    Length,
     Look,
     Now,
     Pause,
@@ -157,7 +157,7 @@ class Message:
     @property
     def waits_in_line(self) -> bool:
         """Whether it has a place in the queue of its slot."""
-        return self.ticket.line.stamp > 0
+        return self.ticket.stamp > 0
 
     @property
     def returns(self) -> bool:
@@ -422,12 +422,12 @@ def _join_line(message: Message) -> Steps[None]:
 
     The message of a pending call needs none: nobody else waits with it.
     """
-    line, overlap = message.ticket.line, message.rules.overlap_of(message.ticket.scope)
-    if line.stamp or not (message.unfinished or overlap in ("wait", "follow")) or message.inline:
+    overlap = message.rules.overlap_of(message.ticket.scope)
+    if message.waits_in_line or not (message.unfinished or overlap in ("wait", "follow")) or message.inline:
         return
     # Both at this moment: a process may take long to prepare its first message.
     came = (yield Wall()) - ((yield Kept()) or 0.0)
-    message.ticket = replace(message.ticket, line=line._replace(stamp=int(came * 1e6)))
+    message.ticket = replace(message.ticket, stamp=int(came * 1e6))
 
 
 def _take_running(
@@ -477,14 +477,11 @@ def _holder(message: Message, refusal: LockTakenError) -> Holder:
 
 
 def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
-    """Return how long the message has to wait until it is its turn, and note what it has seen of the runs before it."""
+    """Return how long the message has to wait until it is its turn."""
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
-    told = [length for length in ((yield LastLength(ticket.running)), holder.length) if length]
-    # If it is too short, the message comes back once more; if it is too long, the slot stays free.
-    length = typical_length(min(told), ticket.line.length) if told else ticket.line.length
-    message.ticket = replace(ticket, line=ticket.line._replace(length=length))
+    length: float = yield Length(ticket.running, holder.length)
     lasted = max((yield Wall()) - since, 0.0) if since else None
     return Wait(length, ahead, ticket.waited, lasted, None if runs else holder.retry_after, ticket.limit)
 

@@ -22,18 +22,16 @@ from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes, tell_nodes
 from ..signals import lock_acquired, lock_taken
 from . import questions as ask
-from .line import typical_length, write_length
+from .line import Lengths, write_length
 from .slot import CLAIM, FREE, Holder, Seen, SlotState
 from .ticket import Permit
 
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
-FRESH, LENGTHS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 
 T = TypeVar("T")
 log = logging.getLogger("django_redlock")
 
-_lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
-"""The lengths to expect of runs in this process, and when each was known, by the locks and the name of the slot."""
+_lengths: WeakKeyDictionary[LockManager, Lengths] = WeakKeyDictionary()
 
 
 class Claimed(NamedTuple):
@@ -188,16 +186,14 @@ class Nodes:
     def take(self, question: ask.Take) -> Lease:
         """Take the slot for a run."""
         ticket = question.ticket
-        # Only what this process has measured. If messages passed on what they have heard, one long run would stay known
-        # for ever.
-        length = _known(self.manager, ticket.running) if question.away else 0.0
+        length = self.lengths.measured(ticket.running, self.manager.runtime.clock()) if question.away else 0.0
         ref = "" if question.inline else ticket.task_id
         owner = owner_here("task", self.label, ref, call=write_length(length))
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
         if question.away:
             # In whole seconds: requests have few different values then, and the words of each are kept.
-            how["place"] = QueuePlace(ticket.waiter, ticket.line.stamp, float(ceil(question.away)))
+            how["place"] = QueuePlace(ticket.waiter, ticket.stamp, float(ceil(question.away)))
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:
@@ -227,17 +223,18 @@ class Nodes:
         passed_on(lease)
         return True
 
-    def last_length(self, question: ask.LastLength) -> float:
-        """Return how long the last run under a lock took."""
-        return _known(self.manager, question.name)
+    @property
+    def lengths(self) -> Lengths:
+        """What this process knows about the lengths of runs."""
+        return _lengths.setdefault(self.manager, Lengths())
+
+    def length(self, question: ask.Length) -> float:
+        """Return how long runs under a lock take."""
+        return self.lengths.expected(question.name, question.told, self.manager.runtime.clock())
 
     def note_length(self, question: ask.NoteLength) -> None:
         """Note how long a run took."""
-        length = typical_length(question.seconds, _known(self.manager, question.name))
-        lengths = _lengths.setdefault(self.manager, {})
-        if len(lengths) >= LENGTHS:
-            lengths.clear()
-        lengths[question.name] = (length, self.manager.runtime.clock())
+        self.lengths.measure(question.name, question.seconds, self.manager.runtime.clock())
 
     def release(self, question: ask.Release) -> Outcome:
         """Free the slot of a run, and report it if it was lost."""
@@ -259,18 +256,12 @@ Nodes.answers = {
     ask.InTurn: Nodes.in_turn,
     ask.LeaveLine: Nodes.leave_line,
     ask.Take: Nodes.take,
-    ask.LastLength: Nodes.last_length,
+    ask.Length: Nodes.length,
     ask.NoteLength: Nodes.note_length,
     ask.HandOver: Nodes.hand_over,
     ask.KeepHeld: Nodes.keep_held,
     ask.Release: Nodes.release,
 }
-
-
-def _known(manager: LockManager, name: str) -> float:
-    """Return how long runs under a lock take in this process; 0.0 if there was none lately."""
-    seconds, at = _lengths.get(manager, {}).get(name, (0.0, -inf))
-    return seconds if manager.runtime.clock() - at < FRESH else 0.0
 
 
 def slug_of(lock: str | Permit) -> str:

@@ -79,7 +79,7 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
     run.over = True
     if hold:
         length = (yield Now()) - run.since
-        if run.slot and run.ticket.line.stamp:  # others may wait for it
+        if run.slot and run.ticket.stamp:  # others may wait for it
             yield NoteLength(run.ticket.running, length)
         if (yield from _is_kept_held(run, run.rules.minimum - length)):
             return
@@ -178,7 +178,7 @@ def free_dead(ticket: Ticket, secret: str, rules: SingletonOptions, comes_back: 
             about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True}
             yield Put(ticket.waiting, rules.lease, SlotState.QUEUED, ticket.secret, **about)
             return
-    if not comes_back and ticket.line.stamp:
+    if not comes_back and ticket.stamp:
         yield LeaveLine(ticket)
     for lock in (yield from _held_with(ticket, secret)):
         yield Free(lock, secret)

@@ -16,28 +16,12 @@ from typing import NamedTuple
 
 SOON = 0.5  # seconds, the longest wait of the next message in a process
 BRIEF = 0.1  # seconds, the same of a message that has others before it
-EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process
+EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process; half a run at most
 SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
 PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that the present run has lasted, and at most so long
-BETWEEN = 0.03  # seconds from the end of a run to the beginning of the next
+BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
+FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
-
-
-class Line(NamedTuple):
-    """
-    A message that waits, as its ticket remembers it from one visit to the next.
-
-    Args:
-        stamp: When a worker first got it, in microseconds since the epoch: the order in which messages are served; 0 if
-            it has no place in the queue.
-        length: Seconds that a run takes; 0.0 if that is not known yet.
-    """
-
-    stamp: int = 0
-    length: float = 0.0
-
-
-NOT_IN_LINE = Line()
 
 
 def write_length(seconds: float) -> str:
@@ -53,14 +37,57 @@ def read_length(text: str) -> float:
     return 0.0
 
 
-def typical_length(seconds: float, before: float) -> float:
+class Lengths:
     """
-    Return the length to expect of runs after one of *seconds*, where *before* was expected; 0.0 if nothing was.
+    How long runs take, in seconds, as far as a process knows: it has had some itself, and runs of others tell it.
 
-    A long run counts for twice the length before it at most. Otherwise, one long run among short ones would keep the
-    messages away for many times the length of the others, and with them all that come after them.
+    What it has measured, and what it was told, are kept apart: only the former is told to others. If they passed on
+    what they have heard, one long run would stay known for ever.
     """
-    return min(seconds, 2 * before) if before else seconds
+
+    def __init__(self) -> None:
+        self._measured: dict[str, tuple[float, float]] = {}
+        self._told: dict[str, tuple[float, float]] = {}
+
+    def measure(self, slot: str, seconds: float, now: float) -> None:
+        """
+        Note the length of a run.
+
+        A long run counts for twice the length before it at most. Otherwise, one long run among short ones would keep
+        the messages away for many times the length of the others, and with them all that come after them.
+        """
+        before = self.measured(slot, now)
+        _note(self._measured, slot, min(seconds, 2 * before) if before else seconds, now)
+
+    def measured(self, slot: str, now: float) -> float:
+        """Return the length to expect from what was measured lately; 0.0 if there was none."""
+        return _known(self._measured, slot, now)
+
+    def expected(self, slot: str, told: float, now: float) -> float:
+        """
+        Return the shortest that is known; 0.0 if nothing is. If it is too short, a message comes back once more.
+
+        Args:
+            slot: The name of the slot.
+            told: What the present run tells; 0.0 if that does not know.
+            now: The time.
+        """
+        heard = _known(self._told, slot, now)
+        if told and not 0.0 < heard <= told:
+            _note(self._told, slot, told, now)
+            heard = told
+        return min(filter(None, (heard, self.measured(slot, now))), default=0.0)
+
+
+def _known(lengths: dict[str, tuple[float, float]], slot: str, now: float) -> float:
+    seconds, at = lengths.get(slot, (0.0, -inf))
+    return seconds if now - at < FRESH else 0.0
+
+
+def _note(lengths: dict[str, tuple[float, float]], slot: str, seconds: float, now: float) -> None:
+    if len(lengths) >= SLOTS:
+        lengths.clear()
+    lengths[slot] = (seconds, now)
 
 
 class Wait(NamedTuple):
@@ -107,8 +134,9 @@ class Wait(NamedTuple):
     def pause(self) -> float:
         """For how many seconds to put the message back."""
         if self.known:
-            at_least = self.turn - min(EARLY, self.length or EARLY)
+            at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
+        elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
+            at_least = max(self.turn, self.waited / PART)
         else:
-            passed = self.lasted or self.waited
-            at_least = max(self.turn, min(passed / PART * (1 + self.ahead), LONGEST_GUESS))
+            at_least = max(self.turn, min(self.lasted / PART * (1 + self.ahead), LONGEST_GUESS))
         return min(max(at_least, SHORTEST), LONGEST)

@@ -174,7 +174,7 @@ def discard(ticket: Ticket, rules: SingletonOptions, *, counts: bool = False) ->
         counts: Whether the message is known to count. Otherwise its caller may be about to write the record, so the
             worker waits for its turn.
     """
-    if ticket.line.stamp:
+    if ticket.stamp:
         yield LeaveLine(ticket)
     try:
         if ticket.trailing and counts:

@@ -216,10 +216,17 @@ class KeepHeld(Question):
 
 
 @dataclass(slots=True)
-class LastLength(Question):
-    """How long did the last run under this lock take in this process, in seconds? 0.0 if there was none lately."""
+class Length(Question):
+    """
+    How long do runs under this lock take, in seconds? 0.0 if this process neither had one lately, nor was told.
+
+    Args:
+        name: The lock.
+        told: What the present run tells about that; 0.0 if it does not know.
+    """
 
     name: str
+    told: float = 0.0
 
 
 @dataclass(slots=True)

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from math import inf
 from typing import Any, NamedTuple
 
 from ..core.names import in_one_word
 from ..core.rules import MAX_LIMIT, is_whole
-from .line import NOT_IN_LINE, Line
 
 FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
@@ -62,7 +60,8 @@ class Ticket:
         joined: Id of the task whose result it waits for; empty if it waits for none.
         redelivered: Whether the broker had delivered the message again when a worker put it back. A message that is put
             back is a new one for the broker, so it loses the broker's own mark.
-        line: Its place among the messages that wait for the same slot.
+        stamp: When a worker first got it, in microseconds since the epoch: the order in which those are served that
+            wait for the same slot; 0 if it has no place in the queue of that slot.
         limit: How many runs may have the slot at once, each with a permit of its own.
         own: The options of the call that differ from those of its task; None for none.
     """
@@ -78,7 +77,7 @@ class Ticket:
     watch: str = ""
     joined: str = ""
     redelivered: bool = False
-    line: Line = NOT_IN_LINE
+    stamp: int = 0
     limit: int = 1
     own: Mapping[str, Any] | None = None
 
@@ -180,7 +179,7 @@ class Ticket:
         mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
         put_back = (self.number, self.waited, self.watch, self.joined, self.redelivered)
         # Older workers do not know what follows. They make the ticket from the arguments, and it has the same names.
-        more = (*self.line, self.limit, self.own) if self.line.stamp or self.limit > 1 or self.own else ()
+        more = (self.stamp, self.limit, self.own) if self.stamp or self.limit > 1 or self.own else ()
         return _compact.encode([FORMAT, *mine, *put_back, *more])
 
     @classmethod
@@ -190,13 +189,12 @@ class Ticket:
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again, *more = json.loads(
                 text  # type: ignore[arg-type]
             )
-            stamp, length, limit, own = more or (0, 0.0, 1, None)
-            valid = is_secret(secret) and is_secret(watch) and is_whole(limit, 1, MAX_LIMIT) and 0 <= length < inf
+            stamp, limit, own = more or (0, 1, None)
+            valid = is_secret(secret) and is_secret(watch) and is_whole(limit, 1, MAX_LIMIT)
             valid = valid and (own is None or (isinstance(own, dict) and own.keys() <= {*PER_MESSAGE}))
             if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
-                line = Line(int(stamp), float(length))
-                return cls(str(name), str(using), owner, secret, *done, line, limit, own)
+                return cls(str(name), str(using), owner, secret, *done, int(stamp), limit, own)
         return None
 
 

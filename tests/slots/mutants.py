@@ -16,7 +16,6 @@ from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import LockManager, fresh_secret
 from django_redlock.singleton import arrival, call, driver, ending, pending, slot
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.line import NOT_IN_LINE
 from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultState, Send, Stored
 from django_redlock.singleton.slot import FREE, Holder, SlotState
 from django_redlock.singleton.ticket import Ticket
@@ -214,7 +213,7 @@ def holds_by_itself(right: Any) -> Any:
 
 
 def forgets_its_stamp(right: Any) -> Any:
-    return lambda ticket: right(replace(ticket, line=NOT_IN_LINE))
+    return lambda ticket: right(replace(ticket, stamp=0))
 
 
 NOBODY_ELSE = always(property(lambda found: True))

@@ -170,8 +170,8 @@ class Facts:
                 return OSError("full")
             case ask.Send() if self.refuses:
                 return self.refuses
-            case ask.LastLength():
-                return self.length
+            case ask.Length(_, told):
+                return min(filter(None, (self.length, told)), default=0.0)
             case ask.Kept():
                 return self.kept
             case ask.Digest():

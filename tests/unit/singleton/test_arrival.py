@@ -25,7 +25,6 @@ from django_redlock.singleton.arrival import (
     expire,
     occupy,
 )
-from django_redlock.singleton.line import Line
 from django_redlock.singleton.options import Return, SingletonOptions
 from django_redlock.singleton.slot import DuplicateTask, Seen
 from django_redlock.singleton.ticket import Permit, Ticket, began_secret
@@ -230,7 +229,7 @@ def test_text_that_is_no_ticket_counts_as_lost() -> None:
     garbled += [[*parts, 5, 1.0, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
     for text in garbled:
         assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
-    for ticket in (TICKET, replace(TICKET, line=Line(5, 1.0), limit=3, own={"hold_for": 60.0})):
+    for ticket in (TICKET, replace(TICKET, stamp=5, limit=3, own={"hold_for": 60.0})):
         assert Ticket.unpack(ticket.pack(), "mine") == ticket
 
 
@@ -274,7 +273,7 @@ def test_expired_message_of_a_pending_call_takes_older_ones_with_it() -> None:
 def test_message_that_is_put_back_says_what_it_has_met() -> None:
     """How often and for how long it has waited, whether it came again, whom it follows, and whether it watches."""
     waits = sent(**WAIT, locks=OTHER)
-    assert (waits.pause, waits.ticket) == (10.0, replace(TICKET, tries=1, waited=10.0, line=Line(1_000_000_000)))
+    assert (waits.pause, waits.ticket) == (10.0, replace(TICKET, tries=1, waited=10.0, stamp=1_000_000_000))
     for about, joined in (
         ({}, "other"),
         ({"stores": False}, ""),
@@ -356,7 +355,6 @@ QUEUED_BEHIND = [
     Case("it is kept for a moment", True, now=1.1, locks=by("other", HELD, left=0.4)),
     Case("no task has the slot", False, now=1.1, locks=NO_TASK, waited=30.0),
     Case("the run that has the slot tells how long runs take", True, now=21.7, locks=by("other", call="21.0")),
-    Case("the message remembers", True, now=21.7, line=Line(5, 21.0)),
 ]
 
 
@@ -376,17 +374,8 @@ def test_message_that_waits_keeps_its_place() -> None:
     verdict, facts = decided(**SERIAL, now=13.0, kept=2.0, length=30.0, locks=OTHER)
     assert [each.away for each in facts.asked_for(ask.Take)] == [3.0, verdict.pause + 3.0]
     (again,) = facts.asked_for(ask.Send)
-    assert again.ticket.line == Line(11_000_000, 30.0)
-    assert sent(**SERIAL, now=99.0, locks=OTHER, line=again.ticket.line).ticket.line.stamp == 11_000_000
-
-
-def test_message_believes_the_shorter_of_two_lengths() -> None:
-    """That of runs in its process, or that which the present run tells: if it is too short, it only waits again."""
-    for own, told in ((30.0, "8.0"), (8.0, "30.0"), (0.0, "8.0")):
-        again = sent(**SERIAL, now=2.0, length=own, locks=by("other", call=told))
-        assert again.ticket.line.length == 8.0
-    doubled = sent(**SERIAL, now=2.0, length=8.0, locks=OTHER, line=Line(5, 0.3))
-    assert doubled.ticket.line.length == 1.2  # at each of the two moments at which it looks
+    assert again.ticket.stamp == 11_000_000
+    assert sent(**SERIAL, now=99.0, locks=OTHER, stamp=again.ticket.stamp).ticket.stamp == 11_000_000
 
 
 def test_message_that_does_not_wait_has_no_place() -> None:
@@ -407,7 +396,7 @@ def test_message_runs_if_the_slot_is_free_before_it_goes_back() -> None:
 def test_message_that_ends_without_a_run_gives_up_its_place() -> None:
     """So the messages behind it do not wait for it."""
     for about, leaves in (({"waited": 9.0, "wait_for": 9.0}, 1), ({}, 0)):
-        _, facts = decided(**SERIAL, **about, line=Line(5), locks=OTHER)
+        _, facts = decided(**SERIAL, **about, stamp=5, locks=OTHER)
         assert len(facts.asked_for(ask.LeaveLine)) == leaves
 
 

@@ -20,7 +20,6 @@ from django_redlock.singleton.ending import (
     requeue,
     shorten,
 )
-from django_redlock.singleton.line import Line
 from django_redlock.singleton.pending import begin, discard, keep, look_up
 from django_redlock.singleton.questions import Free, LeaveLine, Look, NoteLength, Put, Release
 from django_redlock.singleton.ticket import Permit, began_secret
@@ -175,15 +174,15 @@ def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -
 @pytest.mark.parametrize("how", ["discard", "die", "shorten"])
 def test_message_that_ends_before_it_reaches_a_process_gives_up_its_place(how: str) -> None:
     """If it was revoked, expires, or lost its child: the messages behind it do not wait for it."""
-    for line, leaves in ((Line(5), 1), (Line(), 0)):
-        message, facts = scene(Message, **SERIAL, line=line, locks=OTHER)
+    for stamp, leaves in ((5, 1), (0, 0)):
+        message, facts = scene(Message, **SERIAL, stamp=stamp, locks=OTHER)
         facts.decide(decide(how, message.ticket, message.rules))
         assert len(facts.asked_for(LeaveLine)) == leaves
 
 
 def test_run_for_which_others_wait_notes_how_long_it_took() -> None:
     """By that, their messages come back in time."""
-    for about, noted in (({"line": Line(5)}, [10.0]), ({}, []), ({"line": Line(5)} | NO_SLOT, [])):
+    for about, noted in (({"stamp": 5}, [10.0]), ({}, []), ({"stamp": 5} | NO_SLOT, [])):
         run, facts = run_of(**about, locks=RUNS)
         facts.decide(end(run))
         assert [each.seconds for each in facts.asked_for(NoteLength)] == noted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_redlock.singleton.line import Wait, read_length, typical_length, write_length
+from django_redlock.singleton.line import FRESH, Lengths, Wait, read_length, write_length
 
 NOBODY = None  # no run, or none whose beginning is known
 
@@ -11,11 +11,12 @@ NOBODY = None  # no run, or none whose beginning is known
     ("ahead", "length", "lasted", "pause"),
     [
         (0, 20.0, 5.0, 14.75),  # it is next
-        (3, 20.0, 5.0, 14.75 + 3 * 20.03),  # three runs come before its own
-        (3, 20.0, NOBODY, 3 * 20.03 - 0.25),  # the slot is free for the first of them
+        (3, 20.0, 5.0, 14.75 + 3 * 20.035),  # three runs come before its own
+        (3, 20.0, NOBODY, 3 * 20.035 - 0.25),  # the slot is free for the first of them
         (0, 20.0, 21.0, 5.25),  # the run takes longer than the last one
         (500, 3600.0, 5.0, 600.0),
         (0, 0.02, 0.01, 0.1),
+        (5, 0.2, NOBODY, 5 * 0.235 - 0.1),  # runs are short
     ],
 )
 def test_message_comes_back_when_it_is_its_turn(ahead: int, length: float, lasted: float | None, pause: float) -> None:
@@ -30,7 +31,8 @@ def test_message_comes_back_when_it_is_its_turn(ahead: int, length: float, laste
         (3, 0.0, 2.0, 2.0),
         (3, 0.0, 60.0, 10.0),
         (0, 8.0, NOBODY, 2.0),
-        (100, 0.0, 0.01, 3.0),  # they take some time, however short they are
+        (30, 1.5, NOBODY, 1.05),  # though others come first: their runs may be short
+        (100, 0.0, 0.01, 3.5),  # they take some time, however short they are
     ],
 )
 def test_message_that_nobody_tells_comes_back_soon(
@@ -59,7 +61,7 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 
 
 def test_several_runs_at_once_are_as_much_sooner() -> None:
-    assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx((30.0 + 5 * 30.03) / 3)
+    assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx((30.0 + 5 * 30.035) / 3)
 
 
 def test_slot_that_is_kept_after_a_run_is_free_at_a_known_time() -> None:
@@ -73,6 +75,32 @@ def test_run_tells_how_long_runs_take() -> None:
     assert [read_length(text) for text in ("", "soon", "nan", "inf", "-1", "7.abc")] == [0.0] * 6
 
 
-def test_one_long_run_does_not_keep_the_others_away() -> None:
+@pytest.fixture
+def lengths() -> Lengths:
+    return Lengths()
+
+
+def test_one_long_run_does_not_keep_the_others_away(lengths: Lengths) -> None:
     """It counts for twice the length before it at most; a short one counts at once."""
-    assert (typical_length(8.0, 0.0), typical_length(8.0, 0.3), typical_length(0.3, 8.0)) == (8.0, 0.6, 0.3)
+    for seconds, expected in ((0.3, 0.3), (8.0, 0.6), (8.0, 1.2), (0.5, 0.5)):
+        lengths.measure("a", seconds, 100.0)
+        assert lengths.measured("a", 100.0) == expected
+
+
+def test_shortest_length_that_is_known_counts(lengths: Lengths) -> None:
+    """Of those that the process has measured, and those that runs have told; each of them for a minute."""
+    assert [lengths.expected("a", told, 0.0) for told in (0.0, 8.0, 9.0, 7.0, 0.0)] == [0.0, 8.0, 8.0, 7.0, 7.0]
+    lengths.measure("a", 6.0, 30.0)
+    assert [lengths.expected("a", 0.0, at) for at in (30.0, FRESH, 30.0 + FRESH)] == [6.0, 6.0, 0.0]
+
+
+def test_run_does_not_tell_what_it_was_told(lengths: Lengths) -> None:
+    """Otherwise, one long run would stay known for ever."""
+    lengths.expected("a", 8.0, 0.0)
+    assert lengths.measured("a", 0.0) == 0.0
+
+
+def test_process_remembers_the_lengths_of_a_number_of_slots(lengths: Lengths) -> None:
+    for number in range(1001):
+        lengths.measure(str(number), 1.0, 0.0)
+    assert [lengths.measured(slot, 0.0) for slot in ("0", "1000")] == [0.0, 1.0]
