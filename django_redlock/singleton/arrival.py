@@ -14,11 +14,11 @@ A *slot* is a lock. A message's ticket has the names of its slots:
 * ``waiting`` is the one that it has held, under ``secret``, since it was sent; it may be the same as ``running``.
 
 :class:`~.questions.Take` exchanges the slot of this secret for that of the run, which has a secret of its own. It also
-takes a free slot: a message whose slot has lapsed meanwhile counts as one that was sent without. It refuses every slot
-that another holder has, or a run of this same message; then step 3 decides. A retry is sent by its run, which leaves it
-the slot under a new secret; it counts as *unfinished*. A message that waits for its slot keeps its place in the queue
-of that lock; see :mod:`.line`. A *trailing* ticket is that of a pending call; see :mod:`.pending`. A slot is *claimed*
-for a moment until its message was sent, and *held* when its run is over.
+takes a free slot: a message whose slot has lapsed meanwhile runs, too, unless another one has taken it since. It
+refuses every slot that another holder has, or a run of this same message; then step 3 decides. A run that sends a retry
+leaves it the slot under a new secret before it ends; the retry counts as *unfinished*. A message that waits for its
+slot keeps its place in the queue of that lock; see :mod:`.line`. A *trailing* ticket is that of a pending call; see
+:mod:`.pending`. A slot is *claimed* for a moment until its message was sent, and *held* when its run is over.
 
 A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
 ``sightings`` to some node at least. A result is *silent* if its store does not answer, *known* if it has answered,
@@ -307,7 +307,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     ====================  ==========================================  ===========================
     a note says           and the store says                          the message
     ====================  ==========================================  ===========================
-    it is done            the same, or nothing is stored anywhere     ends
+    it is done            the same, or there is no store              ends
     it is done            nothing yet, a failure, or it is silent     is put back until the note ends
     another one goes on   (it is not asked)                           ends
     nothing               it is done                                  ends
@@ -614,7 +614,7 @@ def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
     try:
         ttl = max(LONGEST_PAUSE, message.rules.queue_ttl)
         yield Put(message.ticket.begins(message.retries), ttl, NOTE, ref=message.id)
-    except LockTakenError:  # this message has the slot now, so no other run of it is alive
+    except LockTakenError:  # if runs have a slot, this message has it now, so no other run of it is alive
         return (yield from _end_without_a_run(message))
     return None
 
