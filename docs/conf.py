@@ -95,7 +95,6 @@ INTERNAL = re.compile(r"(django_redlock\.[\w.]+|[A-Z])")  # ... and a type varia
 GROUP = re.compile(
     r"(<p class=.caption.*?<span[^>]*>)([^<]+)(</span></p>)\s*(<ul.*?)(?=<p class=.caption|$)", re.DOTALL
 )
-NOT_RUN = re.compile(r"^<!-- not run[^:]*: (.+?)\.? -->\n+```", re.MULTILINE)
 
 
 def inventories(folder: Path) -> dict[str, tuple[str, str]]:
@@ -145,11 +144,6 @@ def same(name: str, other: str) -> bool:
         return False
 
 
-def show_reasons(app: Sphinx, page: str, source: list[str]) -> None:
-    """Show the reader why the tests do not run a block, which is a comment in the page."""
-    source[0] = NOT_RUN.sub(lambda match: f"*Not run with this page: {match[1]}.*\n\n```", source[0])
-
-
 def fold_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Let groups of the sidebar fold: a toctree with the caption *How-to: Locks* is the group *Locks* of *How-to*."""
     last = ""
@@ -168,5 +162,4 @@ def fold_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], 
 
 def setup(app: Sphinx) -> None:
     app.connect("html-page-context", fold_groups, priority=900)  # after the theme has made the tree
-    app.connect("source-read", show_reasons)
     app.connect("missing-reference", public_name)
