@@ -18,7 +18,7 @@ SOON = 0.5  # seconds, the longest wait of the next message in a process
 BRIEF = 0.1  # seconds, the same of a message that has others before it
 EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process; half a run at most
 SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
-PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that the present run has lasted, and at most so long
+PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passed, and at most so long
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
 FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
@@ -136,7 +136,7 @@ class Wait(NamedTuple):
         if self.known:
             at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
         elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
-            at_least = max(self.turn, self.waited / PART)
+            at_least = max(self.turn, min(self.waited / PART, LONGEST_GUESS))
         else:
             at_least = max(self.turn, min(self.lasted / PART * (1 + self.ahead), LONGEST_GUESS))
         return min(max(at_least, SHORTEST), LONGEST)

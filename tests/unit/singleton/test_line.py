@@ -31,6 +31,7 @@ def test_message_comes_back_when_it_is_its_turn(ahead: int, length: float, laste
         (3, 0.0, 2.0, 2.0),
         (3, 0.0, 60.0, 10.0),
         (0, 8.0, NOBODY, 2.0),
+        (0, 600.0, NOBODY, 10.0),
         (30, 1.5, NOBODY, 1.05),  # though others come first: their runs may be short
         (100, 0.0, 0.01, 3.5),  # they take some time, however short they are
     ],
