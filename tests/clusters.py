@@ -70,6 +70,9 @@ class Cluster:
 
     def build(self) -> None:
         """Have the servers meet, and give each master its slots and each replica its master."""
+        for place in range(len(self.servers)):
+            # Two servers of one epoch settle that later, and a slot that moves meanwhile may go back to its old owner.
+            self.ask(place, "SET-CONFIG-EPOCH", place + 1)
         for server in self.servers[1:]:
             self.ask(0, "MEET", "127.0.0.1", server.port)
         share = -(-REDIS_CLUSTER_HASH_SLOTS // self._masters)

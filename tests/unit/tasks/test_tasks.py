@@ -40,14 +40,6 @@ from tests.unit.celery.slots import set_down
 from . import jobs
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    for alias in ("kept", "other"):
-        task_backends[alias].clear()
-    jobs.ran.clear()
-
-
 def rows_backend():
     return task_backends["kept"]
 
