@@ -225,7 +225,7 @@ class Nodes:
 
     @property
     def lengths(self) -> Lengths:
-        """What this process knows about the lengths of runs."""
+        """The lengths of runs that this process knows."""
         return _lengths.setdefault(self.manager, Lengths())
 
     def length(self, question: ask.Length) -> float:

@@ -41,8 +41,8 @@ class Lengths:
     """
     How long runs take, in seconds, as far as a process knows: it has had some itself, and runs of others tell it.
 
-    What it has measured, and what it was told, are kept apart: only the former is told to others. If they passed on
-    what they have heard, one long run would stay known for ever.
+    The measured lengths and those that others tell are kept apart, and a run tells only a measured one. If processes
+    passed on what they have heard, one long run would stay known for ever.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,9 @@ class Lengths:
 
     def expected(self, slot: str, told: float, now: float) -> float:
         """
-        Return the shortest that is known; 0.0 if nothing is. If it is too short, a message comes back once more.
+        Note what the present run tells, and return the shortest length that is known; 0.0 if none is.
+
+        If it is too short, a message comes back once more; if it is too long, the slot stays free.
 
         Args:
             slot: The name of the slot.

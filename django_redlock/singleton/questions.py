@@ -218,7 +218,7 @@ class KeepHeld(Question):
 @dataclass(slots=True)
 class Length(Question):
     """
-    How long do runs under this lock take, in seconds? 0.0 if this process neither had one lately, nor was told.
+    How long do runs under this lock take, in seconds? 0.0 if this process has lately had none, and no run has told it.
 
     Args:
         name: The lock.

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..core.names import in_one_word
+from ..core.protocol import HIGHEST
 from ..core.rules import MAX_LIMIT, is_whole
 
 FORMAT = 3
@@ -190,11 +191,12 @@ class Ticket:
                 text  # type: ignore[arg-type]
             )
             stamp, limit, own = more or (0, 1, None)
-            valid = is_secret(secret) and is_secret(watch) and is_whole(limit, 1, MAX_LIMIT)
+            valid = is_secret(secret) and is_secret(watch)
+            valid = valid and is_whole(stamp, 0, HIGHEST) and is_whole(limit, 1, MAX_LIMIT)
             valid = valid and (own is None or (isinstance(own, dict) and own.keys() <= {*PER_MESSAGE}))
             if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
-                return cls(str(name), str(using), owner, secret, *done, int(stamp), limit, own)
+                return cls(str(name), str(using), owner, secret, *done, stamp, limit, own)
         return None
 
 

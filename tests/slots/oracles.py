@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RETURN = 5.0  # seconds within which nodes come back
 TOGETHER = 1e-4  # seconds within which messages come at the same time, as their stamps show
-AT_ONCE = 0.01  # seconds within which runs begin at the same time, under two permits: no run is so short
+AT_ONCE = 0.01  # seconds within which two permits count as taken at the same time
 DELAY = 0.2  # seconds within which a worker enrols a message that it has got
 MOMENT, LATE = 1.0, 4.0  # seconds within which a worker gets a message that is due, and has another one before it
 NOTES = ("done:", "began:", "begun:", "watch:")
@@ -149,6 +149,7 @@ def runs_are_in_order(history: "History") -> list[str]:
     message; then for as long again.
     """
     found, broker = [], history.broker
+    at_once = AT_ONCE if history.profile.options.limit > 1 else 0.0
     first: dict[str, Run] = {}
     for run in sorted(history.runs, key=lambda run: run.number):
         first.setdefault(run.id, run)
@@ -158,7 +159,7 @@ def runs_are_in_order(history: "History") -> list[str]:
         # A worker that died with it before may have told the nodes of it, or not.
         came = max(got for got in broker.got[other] if got < visits[0].at)
         for task_id, run in first.items():
-            is_earlier = run.took < first[other].took - AT_ONCE and came < broker.got[task_id][0] - TOGETHER
+            is_earlier = run.took < first[other].took - at_once and came < broker.got[task_id][0] - TOGETHER
             if is_earlier and _keeps_its_place(history, other, run.took):
                 found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
     return found

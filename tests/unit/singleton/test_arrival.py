@@ -224,9 +224,9 @@ def test_text_that_is_no_ticket_counts_as_lost() -> None:
     """A header may be garbled, or written by anybody; its message gets a ticket from its arguments."""
     parts = json.loads(TICKET.pack())
     garbled = ["garbled", "[" * 100_000, [*parts[:5], math.inf, *parts[6:]], [*parts[:8], 10**400, *parts[9:]]]
-    garbled += [[*parts, 5, 1.0, limit, None] for limit in (0, 10**9, 2.5, "3")]
-    garbled += [[*parts, 5, length, 1, None] for length in (math.nan, math.inf, -1.0, "1")]
-    garbled += [[*parts, 5, 1.0, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
+    garbled += [[*parts, 5, limit, None] for limit in (0, 10**9, 2.5, "3")]
+    garbled += [[*parts, stamp, 1, None] for stamp in (math.nan, math.inf, -1, 0.5, 10**400, "1")]
+    garbled += [[*parts, 5, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
     for text in garbled:
         assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
     for ticket in (TICKET, replace(TICKET, stamp=5, limit=3, own={"hold_for": 60.0})):
