@@ -130,3 +130,20 @@ def test_message_that_waits_need_not_know_for_whom(make, worker):
 
     assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
     assert ticket_in(worker.headers[0]).waited <= 4.0
+
+
+def test_retry_comes_before_the_calls_that_arrived_during_its_countdown(make, worker):
+    """The slot is free for others meanwhile; afterwards it counts when a worker received the retry."""
+    due = ["the first"]
+    task = make(lambda self, shop_id: due and due.pop() and self.retry(countdown=5), scope="while_executing")
+    first = task.delay(7)
+    worker.run()
+    again, second = worker.take(), task.delay(7)
+    with lock(NAME):
+        worker.run()
+        worker.run(again, kept=5.0)
+    worker.ids.clear()
+
+    worker.run_all()
+
+    assert worker.ids == [first.id, second.id]
