@@ -38,7 +38,7 @@ from ..core.names import GOES_ON, NOTE
 from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
-from .line import GRACE, SHORTEST, SOON, Wait
+from .line import GRACE, IDLE, SHORTEST, SOON, Expected, Wait
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
 from .questions import (
@@ -109,6 +109,7 @@ class Message:
         began: Whether it belongs to a pending call, and a copy of it has begun a run.
         is_back: Whether it has gone back to the broker.
         ahead: How many waiters came before it when the slot of its run was refused last; None if it waits in no queue.
+        free: Whether that slot was free then, but for them.
     """
 
     ticket: Ticket
@@ -129,6 +130,7 @@ class Message:
     began: bool = False
     is_back: bool = False
     ahead: int | None = None
+    free: bool = False
 
     @property
     def id(self) -> str:
@@ -408,12 +410,29 @@ def _take(message: Message) -> Steps[Verdict | None]:
             message.ticket = ticket = replace(ticket, secret=seen.secret)
             if not (yield from _take_running(message, ticket)):
                 return None
-    if message.waits_in_line and (yield from _time_to_wait(message, holder)).is_short:
-        refusal = yield from _take_running(message, ticket, wait=SOON)
+    if message.waits_in_line:
+        refusal = yield from _wait_in_process(message, refusal, (yield from _time_to_wait(message, holder)).is_short)
         if not refusal:
             return None
         holder = _holder(message, refusal)
     return (yield from _give_way(message, holder))
+
+
+def _wait_in_process(message: Message, refusal: LockTakenError, is_short: bool) -> Steps[LockTakenError | None]:
+    """
+    Wait a little for the slot if it is the message's turn in a moment; return the last error if it is still taken.
+
+    If the slot was free when the message was put back, is free now, and stays free, and as many come first as then, all
+    of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes them.
+    """
+    ahead, ticket = message.ahead or 0, message.ticket
+    stands = message.free and 0 <= ticket.behind <= ahead  # those that have arrived since then come behind it
+    if not (is_short or stands):
+        return refusal
+    again = yield from _take_running(message, ticket, wait=SOON if is_short else IDLE)
+    if again and stands and message.free and (message.ahead or 0) >= ahead:
+        return (yield from _take_running(message, ticket, barge=True))
+    return again
 
 
 def _join_line(message: Message) -> Steps[None]:
@@ -431,7 +450,7 @@ def _join_line(message: Message) -> Steps[None]:
 
 
 def _take_running(
-    message: Message, ticket: Ticket, wait: float = 0.0, away: float = GRACE
+    message: Message, ticket: Ticket, wait: float = 0.0, away: float = GRACE, barge: bool = False
 ) -> Steps[LockTakenError | None]:
     """
     Take the slot for the run; return the error that names the holder if it is taken.
@@ -441,7 +460,7 @@ def _take_running(
     Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps nobody
     from running: the entries of that slot are freed. If that message still comes, it runs as well.
     """
-    take = Take(ticket, message.secret, message.inline, wait, away if message.waits_in_line else 0.0)
+    take = Take(ticket, message.secret, message.inline, wait, away if message.waits_in_line else 0.0, barge)
     try:
         try:
             message.slot = yield take
@@ -455,7 +474,7 @@ def _take_running(
                 yield Free(ticket.running, remains.secret)
             message.slot = yield take
     except LockTakenError as refusal:
-        message.ahead = refusal.ahead
+        message.ahead, message.free = refusal.ahead, refusal.queued
         return refusal
     return None
 
@@ -481,9 +500,10 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
-    length: float = yield Length(ticket.running, holder.length)
+    length: Expected = yield Length(ticket.running, holder.length)
     lasted = max((yield Wall()) - since, 0.0) if since else None
-    return Wait(length, ahead, ticket.waited, lasted, None if runs else holder.retry_after, ticket.limit)
+    left = None if runs else holder.retry_after
+    return Wait(length.seconds, ahead, ticket.waited, lasted, left, ticket.limit, length.sure)
 
 
 # ... or the slot of its pending call, which newer messages may have taken over
@@ -724,7 +744,8 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
         return None
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
     # The nodes have answered, so if they do not the next time, the pauses begin to grow then.
-    again = replace(ticket, waited=ticket.waited + pause, tries=0)
+    behind = message.ahead if message.free and message.ahead is not None else -1
+    again = replace(ticket, waited=ticket.waited + pause, tries=0, behind=behind)
     return (yield from _put_back(message, again, pause, reason))
 
 

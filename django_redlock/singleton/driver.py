@@ -22,7 +22,7 @@ from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes, tell_nodes
 from ..signals import lock_acquired, lock_taken
 from . import questions as ask
-from .line import Lengths, write_length
+from .line import Expected, Lengths, write_length
 from .slot import CLAIM, FREE, Holder, Seen, SlotState
 from .ticket import Permit
 
@@ -191,6 +191,7 @@ class Nodes:
         owner = owner_here("task", self.label, ref, call=write_length(length))
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
         how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
+        how["barge"] = question.barge
         if question.away:
             # In whole seconds: requests have few different values then, and the words of each are kept.
             how["place"] = QueuePlace(ticket.waiter, ticket.stamp, float(ceil(question.away)))
@@ -228,7 +229,7 @@ class Nodes:
         """The lengths of runs that this process knows."""
         return _lengths.setdefault(self.manager, Lengths())
 
-    def length(self, question: ask.Length) -> float:
+    def length(self, question: ask.Length) -> Expected:
         """Return how long runs under a lock take."""
         return self.lengths.expected(question.name, question.told, self.manager.runtime.clock())
 

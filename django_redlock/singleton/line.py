@@ -6,10 +6,14 @@ other message is served before it. So it has to come back in time: the slot stay
 back too early, it is put back once more.
 
 The pause is as long as the runs before its own will take. A process that had a run knows how long it took, and the
-description of a run tells that to messages that find the slot taken. While no length is known, a message comes back
-soon, again and again, until the present run has ended.
+description of the next run tells that to messages that find the slot taken. While no length is known, a message comes
+back soon, again and again, until the present run has ended.
+
+Lengths differ, so that some messages come back too late. Whoever comes back and finds that the slot stays free
+overtakes them; see :func:`.arrival._take`. Otherwise all would wait for the one that is away for longest.
 """
 
+from collections import deque
 from contextlib import suppress
 from math import inf
 from typing import NamedTuple
@@ -20,7 +24,9 @@ EARLY = 0.25  # seconds before its turn at which a message comes back, to wait i
 SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
 PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passed, and at most so long
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
-FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
+FRESH, SLOTS = 600.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
+LAST, SURE = 9, 3  # how many lengths of a slot it remembers, and how many it must know to count on them
+IDLE = 0.25  # seconds for which a free slot is left to messages that come first, and are away
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
 
 
@@ -37,6 +43,19 @@ def read_length(text: str) -> float:
     return 0.0
 
 
+class Expected(NamedTuple):
+    """
+    How long a run will probably take.
+
+    Args:
+        seconds: The middle one of the last lengths that are known; 0.0 if none is.
+        sure: Whether enough of them are known.
+    """
+
+    seconds: float = 0.0
+    sure: bool = False
+
+
 class Lengths:
     """
     How long runs take, in seconds, as far as a process knows: it has had some itself, and runs of others tell it.
@@ -46,28 +65,22 @@ class Lengths:
     """
 
     def __init__(self) -> None:
-        self._measured: dict[str, tuple[float, float]] = {}
-        self._told: dict[str, tuple[float, float]] = {}
+        self._measured: dict[str, deque[tuple[float, float]]] = {}
+        self._told: dict[str, deque[tuple[float, float]]] = {}
 
     def measure(self, slot: str, seconds: float, now: float) -> None:
-        """
-        Note the length of a run.
-
-        A long run counts for twice the length before it at most. Otherwise, one long run among short ones would keep
-        the messages away for many times the length of the others, and with them all that come after them.
-        """
-        before = self.measured(slot, now)
-        _note(self._measured, slot, min(seconds, 2 * before) if before else seconds, now)
+        """Note the length of a run."""
+        _note(self._measured, slot, seconds, now)
 
     def measured(self, slot: str, now: float) -> float:
-        """Return the length to expect from what was measured lately; 0.0 if there was none."""
-        return _known(self._measured, slot, now)
+        """Return the length of the last run in this process; 0.0 if there was none lately."""
+        return next(reversed(_known(self._measured, slot, now)), 0.0)
 
-    def expected(self, slot: str, told: float, now: float) -> float:
+    def expected(self, slot: str, told: float, now: float) -> Expected:
         """
-        Note what the present run tells, and return the shortest length that is known; 0.0 if none is.
+        Note what the present run tells, and return the length to expect.
 
-        If it is too short, a message comes back once more; if it is too long, the slot stays free.
+        It is the middle one of the last: if runs are mostly short, a long one keeps no message away for longer.
 
         Args:
             slot: The name of the slot.
@@ -75,21 +88,21 @@ class Lengths:
             now: The time.
         """
         heard = _known(self._told, slot, now)
-        if told and not 0.0 < heard <= told:
+        if told and heard[-1:] != [told]:  # a run tells the same to each message
             _note(self._told, slot, told, now)
-            heard = told
-        return min(filter(None, (heard, self.measured(slot, now))), default=0.0)
+            heard.append(told)
+        known = sorted(heard + _known(self._measured, slot, now))
+        return Expected(known[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
 
 
-def _known(lengths: dict[str, tuple[float, float]], slot: str, now: float) -> float:
-    seconds, at = lengths.get(slot, (0.0, -inf))
-    return seconds if now - at < FRESH else 0.0
+def _known(lengths: dict[str, deque[tuple[float, float]]], slot: str, now: float) -> list[float]:
+    return [seconds for seconds, at in lengths.get(slot, ()) if now - at < FRESH]
 
 
-def _note(lengths: dict[str, tuple[float, float]], slot: str, seconds: float, now: float) -> None:
-    if len(lengths) >= SLOTS:
+def _note(lengths: dict[str, deque[tuple[float, float]]], slot: str, seconds: float, now: float) -> None:
+    if slot not in lengths and len(lengths) >= SLOTS:
         lengths.clear()
-    lengths[slot] = (seconds, now)
+    lengths.setdefault(slot, deque(maxlen=LAST)).append((seconds, now))
 
 
 class Wait(NamedTuple):
@@ -103,6 +116,7 @@ class Wait(NamedTuple):
         lasted: For how long the present run has lasted, in seconds; None if there is none, or if that is not known.
         left: Seconds until the slot is free, if it is kept for a time after a run; else None.
         limit: How many runs may have the slot at once.
+        sure: Whether enough runs say how long one takes.
     """
 
     length: float
@@ -111,6 +125,7 @@ class Wait(NamedTuple):
     lasted: float | None
     left: float | None = None
     limit: int = 1
+    sure: bool = True
 
     @property
     def known(self) -> bool:
@@ -120,10 +135,14 @@ class Wait(NamedTuple):
     @property
     def turn(self) -> float:
         """Seconds until its turn."""
-        first = self.left
-        if first is None:
-            first = 0.0 if self.lasted is None else max(self.length - self.lasted, 0.0)
-        return (first + self.ahead * (self.length + BETWEEN)) / self.limit
+        return (self._first + self.ahead * (self.length + BETWEEN)) / self.limit
+
+    @property
+    def _first(self) -> float:
+        """Seconds until the slot is free."""
+        if self.left is not None:
+            return self.left
+        return 0.0 if self.lasted is None else max(self.length - self.lasted, 0.0)
 
     @property
     def is_short(self) -> bool:
@@ -137,6 +156,8 @@ class Wait(NamedTuple):
         """For how many seconds to put the message back."""
         if self.known:
             at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
+            if not self.sure:  # of so few runs, it counts on no more than one after the present one
+                at_least = min(at_least, max(self._first + self.length, LONGEST_GUESS))
         elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
             at_least = max(self.turn, min(self.waited / PART, LONGEST_GUESS))
         else:

@@ -138,6 +138,7 @@ class Take(Question):
         inline: Whether the task runs in the process of its caller, so that nobody can read its result by its id.
         wait: Seconds to wait for it, in the queue of the lock.
         away: Seconds for which the message keeps its place in that queue, if the slot is taken; 0.0 for none.
+        barge: Whether to take a free slot although others in that queue come first.
     """
 
     ticket: Ticket
@@ -145,6 +146,7 @@ class Take(Question):
     inline: bool = False
     wait: float = 0.0
     away: float = 0.0
+    barge: bool = False
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class KeepHeld(Question):
 @dataclass(slots=True)
 class Length(Question):
     """
-    How long do runs under this lock take, in seconds? 0.0 if this process has lately had none, and no run has told it.
+    How long do runs under this lock take, as far as this process knows? The answer is :class:`~.line.Expected`.
 
     Args:
         name: The lock.

@@ -65,6 +65,7 @@ class Ticket:
             wait for the same slot; 0 if it has no place in the queue of that slot.
         limit: How many runs may have the slot at once, each with a permit of its own.
         own: The options of the call that differ from those of its task; None for none.
+        behind: How many came before it in that queue when it was put back, if the slot was free then; else -1.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Ticket:
     stamp: int = 0
     limit: int = 1
     own: Mapping[str, Any] | None = None
+    behind: int = -1
 
     @property
     def trailing(self) -> bool:
@@ -180,7 +182,7 @@ class Ticket:
         mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
         put_back = (self.number, self.waited, self.watch, self.joined, self.redelivered)
         # Older workers do not know what follows. They make the ticket from the arguments, and it has the same names.
-        more = (self.stamp, self.limit, self.own) if self.stamp or self.limit > 1 or self.own else ()
+        more = (self.stamp, self.limit, self.own, self.behind) if self.stamp or self.limit > 1 or self.own else ()
         return _compact.encode([FORMAT, *mine, *put_back, *more])
 
     @classmethod
@@ -190,13 +192,14 @@ class Ticket:
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again, *more = json.loads(
                 text  # type: ignore[arg-type]
             )
-            stamp, limit, own = more or (0, 1, None)
+            stamp, limit, own, behind = more or (0, 1, None, -1)
             valid = is_secret(secret) and is_secret(watch)
             valid = valid and is_whole(stamp, 0, HIGHEST) and is_whole(limit, 1, MAX_LIMIT)
+            valid = valid and is_whole(behind, -1, HIGHEST)
             valid = valid and (own is None or (isinstance(own, dict) and own.keys() <= {*PER_MESSAGE}))
             if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
-                return cls(str(name), str(using), owner, secret, *done, stamp, limit, own)
+                return cls(str(name), str(using), owner, secret, *done, stamp, limit, own, behind)
         return None
 
 

@@ -14,6 +14,7 @@ from django_redlock.core.attempt import Attempt
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import LockManager, fresh_secret
+from django_redlock.exceptions import LockTakenError
 from django_redlock.singleton import arrival, call, driver, ending, pending, slot
 from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultState, Send, Stored
@@ -29,6 +30,17 @@ from .schedule import run
 ENOUGH = 500  # schedules of each profile after which a mutant counts as alive
 FOR_LONG = 1e6  # seconds; longer than any schedule
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
+
+
+def overtakes_at_once(right: Any) -> Any:
+    """Take a free slot although others come first."""
+
+    def wait_in_process(message: arrival.Message, refusal: LockTakenError, is_short: bool) -> Iterator[Any]:
+        if refusal.queued:
+            return (yield from arrival._take_running(message, message.ticket, barge=True))
+        return (yield from right(message, refusal, is_short))
+
+    return wait_in_process
 
 
 def decides(answer: Any) -> Wrong:
@@ -340,6 +352,12 @@ MUTANTS = (
     ),
     Mutant("the turn of a lost message is never taken back", ("serial, purged",), (arrival, "GRACE"), always(FOR_LONG)),
     Mutant("places are not kept", ("serial burst",), (arrival.Message, "waits_in_line"), NOWHERE),
+    Mutant(
+        "messages overtake those that come in a moment",
+        ("serial burst",),
+        (arrival, "_wait_in_process"),
+        overtakes_at_once,
+    ),
     Mutant("messages forget when they came", ("serial with limit",), (Ticket, "pack"), forgets_its_stamp),
     Mutant(
         "one vote is enough for a permit",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery import states
 
-from django_redlock.singleton.line import GRACE
+from django_redlock.singleton.line import GRACE, IDLE
 
 from .celery_parts import results
 
@@ -146,7 +146,7 @@ def runs_are_in_order(history: "History") -> list[str]:
     No message takes its slot before one that came to a worker earlier, while the place of that one is kept.
 
     A message has a place since it was put back. The place is kept for its pause and a grace, until a worker has the
-    message; then for as long again.
+    message; then for as long again. But a slot that has been free for a moment may be taken before it.
     """
     found, broker = [], history.broker
     at_once = AT_ONCE if history.profile.options.limit > 1 else 0.0
@@ -160,7 +160,7 @@ def runs_are_in_order(history: "History") -> list[str]:
         came = max(got for got in broker.got[other] if got < visits[0].at)
         for task_id, run in first.items():
             is_earlier = run.took < first[other].took - at_once and came < broker.got[task_id][0] - TOGETHER
-            if is_earlier and _keeps_its_place(history, other, run.took):
+            if is_earlier and _keeps_its_place(history, other, run.took) and not _was_idle(history, run.took):
                 found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
     return found
 
@@ -170,6 +170,15 @@ def _keeps_its_place(history: "History", task_id: str, moment: float) -> bool:
     visits = [visit for visit in history.broker.visits[task_id] if visit.at < moment]
     kept = all(after.at < before.until - DELAY for before, after in pairwise(visits))
     return bool(visits) and kept and moment < visits[-1].until - DELAY
+
+
+def _was_idle(history: "History", moment: float) -> bool:
+    """Return whether a slot had been free by that moment for as long as it is left to messages that are away."""
+    start = moment - IDLE + TOGETHER
+    others = [run for run in history.runs if run.took < moment and start < run.until]
+    changes = [start, *(run.took for run in others if start < run.took)]
+    alive = [sum(run.took <= at < run.until for run in others) for at in changes]
+    return max(alive) < history.profile.options.limit
 
 
 def no_slot_is_idle(history: "History") -> list[str]:

@@ -115,6 +115,21 @@ def test_slot_for_which_others_wait_is_not_free(make, worker, memory_nodes):
     assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
 
 
+def test_message_overtakes_others_that_stay_away(make, worker, memory_nodes):
+    """The slot is free, and whoever comes first may be away for long: a message that has waited runs before it."""
+    task = make(scope="while_executing")
+    call = task.delay(7)
+    with lock(NAME):
+        for node in memory_nodes:
+            node.execute(Acquire((slug(NAME),), SECRET, SECRET, 30.0, 1, 3600.0, 60.0, waiter="elsewhere|1", stamp=1))
+        worker.run()
+    assert worker.run() == "IGNORED"
+
+    state = worker.run()
+
+    assert (state, worker.ids) == ("SUCCESS", [call.id])
+
+
 def test_message_that_waits_need_not_know_for_whom(make, worker):
     """While a slot changes hands, nodes name several holders: no failure, after which it would come back ever later."""
     task = make(scope="while_executing", on_overlap="wait")
@@ -142,8 +157,6 @@ def test_retry_comes_before_the_calls_that_arrived_during_its_countdown(make, wo
     with lock(NAME):
         worker.run()
         worker.run(again, kept=5.0)
-    worker.ids.clear()
 
-    worker.run_all()
-
-    assert worker.ids == [first.id, second.id]
+    came = {headers["id"]: ticket_in(headers).stamp for headers in worker.headers}
+    assert came[first.id] < came[second.id]

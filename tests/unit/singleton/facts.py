@@ -8,7 +8,7 @@ from django_redlock.core.names import SECRET_SIZE, Owner, encode
 from django_redlock.core.protocol import Outcome
 from django_redlock.exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.singleton import questions as ask
-from django_redlock.singleton.line import GRACE
+from django_redlock.singleton.line import GRACE, Expected
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.singleton.questions import Result, ResultState
 from django_redlock.singleton.slot import FREE, Holder, Seen, SlotState
@@ -68,6 +68,7 @@ class Facts:
         lost: Whether the slot of the run is lost right after it was taken.
         length: How long the last run took; 0.0 is not known.
         ahead: How many waiters come before the message in the queue of its slot; None if it is in none.
+        first: How many waiters come before it while the slot is free, at one attempt after the other.
         kept: For how long the worker has had the message.
         here: The row that this thread has stored.
         unheard: Whether no node hears that a lock is freed, or written.
@@ -85,6 +86,7 @@ class Facts:
     lost: bool = False
     length: float = 0.0
     ahead: int | None = 0
+    first: tuple[int | None, ...] = ()
     kept: float | None = 0.0
     here: str = ""
     unheard: bool = False
@@ -143,6 +145,9 @@ class Facts:
                 return self._claim(ticket, adopt, call)
             case ask.Put(name, _, state, own, ref, adopt, strict, call):
                 return self._put(name, str(state), own or secret(str(len(self.asked) % 10)), ref, adopt, strict, call)
+            case ask.Take(barge=False) if self.first:
+                ahead, self.first = self.first[0], self.first[1:] or self.first
+                raise LockTakenError("free", queued=True, ahead=ahead)
             case ask.Take(ticket, own, inline, wait, away):
                 if (wait and self.ends_soon) or (away > GRACE and self.ends_late):
                     del self.locks[ticket.running]
@@ -171,7 +176,7 @@ class Facts:
             case ask.Send() if self.refuses:
                 return self.refuses
             case ask.Length(_, told):
-                return min(filter(None, (self.length, told)), default=0.0)
+                return Expected(min(filter(None, (self.length, told)), default=0.0), sure=True)
             case ask.Kept():
                 return self.kept
             case ask.Digest():

@@ -369,6 +369,32 @@ def test_process_waits_for_the_end_of_a_run(case: Case) -> None:
         assert isinstance(verdict, Run if runs else PutBack)
 
 
+FREE_FOR_OTHERS = [
+    Case("they stay away", True, first=(2, 2)),
+    Case("another one has come back", True, first=(2, 3)),
+    Case("an earlier one has arrived since", True, first=(3, 3)),
+    Case("one of them was served before", False, first=(1, 1)),
+    Case("one of them has been served", False, first=(2, 1)),
+    Case("all of them have been served", False, first=(2, 0)),
+    Case("its turn is next", True, behind=1, first=(1, 1), length=0.02),
+    Case("the slot was not free", False, behind=-1, first=(2, 2)),
+    Case("it is in no queue", False, first=(None, None)),
+]
+
+
+@pytest.mark.parametrize("case", FREE_FOR_OTHERS, ids=str)
+def test_slot_that_stays_free_is_taken_before_messages_that_are_away(case: Case) -> None:
+    """
+    By the first message that comes back, if it was free as well when that was put back.
+
+    It waits in its process to see whether one of them comes.
+    """
+    (overtakes,) = case.expected
+    verdict, facts = decided(**SERIAL | {"waited": 30.0, "behind": 2} | case.about)
+    assert isinstance(verdict, Run if overtakes else PutBack)
+    assert any(each.barge for each in facts.asked_for(ask.Take)) is overtakes
+
+
 def test_message_that_waits_keeps_its_place() -> None:
     """For its pause and a moment more, in the order in which workers got the messages."""
     verdict, facts = decided(**SERIAL, now=13.0, kept=2.0, length=30.0, locks=OTHER)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_redlock.singleton.line import FRESH, Lengths, Wait, read_length, write_length
+from django_redlock.singleton.line import FRESH, LAST, Expected, Lengths, Wait, read_length, write_length
 
 NOBODY = None  # no run, or none whose beginning is known
 
@@ -61,6 +61,23 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
     assert Wait(length, ahead, 30.0, lasted).is_short is waits
 
 
+@pytest.mark.parametrize(
+    ("ahead", "length", "lasted", "pause"),
+    [
+        (50, 8.0, 0.0, 16.0),  # the present run, and one more
+        (50, 2.0, 0.0, 10.0),
+        (2, 2.0, 0.0, 5.82),  # its turn comes before
+        (0, 8.0, 0.0, 7.75),
+        (500, 3600.0, 0.0, 600.0),
+    ],
+)
+def test_message_counts_on_few_runs_until_enough_have_told(
+    ahead: int, length: float, lasted: float, pause: float
+) -> None:
+    """The only run that has told may have been a long one, so the message comes back when two such runs would end."""
+    assert Wait(length, ahead, 30.0, lasted, sure=False).pause == pytest.approx(pause)
+
+
 def test_several_runs_at_once_are_as_much_sooner() -> None:
     assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx((30.0 + 5 * 30.035) / 3)
 
@@ -81,24 +98,37 @@ def lengths() -> Lengths:
     return Lengths()
 
 
-def test_one_long_run_does_not_keep_the_others_away(lengths: Lengths) -> None:
-    """It counts for twice the length before it at most; a short one counts at once."""
-    for seconds, expected in ((0.3, 0.3), (8.0, 0.6), (8.0, 1.2), (0.5, 0.5)):
-        lengths.measure("a", seconds, 100.0)
-        assert lengths.measured("a", 100.0) == expected
+def test_middle_one_of_the_last_lengths_counts(lengths: Lengths) -> None:
+    """So a long run keeps nobody away for long; of those that the process has measured, and that runs have told."""
+    assert lengths.expected("a", 0.0, 0.0) == Expected(0.0, sure=False)
+    for seconds in (0.3, 8.0):
+        lengths.measure("a", seconds, 0.0)
+    assert lengths.expected("a", 0.0, 0.0) == Expected(0.3, sure=False)
+    assert lengths.expected("a", 0.5, 0.0) == Expected(0.5, sure=True)
+    for _ in range(LAST):
+        lengths.measure("a", 2.0, 0.0)
+    assert lengths.expected("a", 0.0, 0.0).seconds == 2.0
 
 
-def test_shortest_length_that_is_known_counts(lengths: Lengths) -> None:
-    """Of those that the process has measured, and those that runs have told; each of them for a minute."""
-    assert [lengths.expected("a", told, 0.0) for told in (0.0, 8.0, 9.0, 7.0, 0.0)] == [0.0, 8.0, 8.0, 7.0, 7.0]
-    lengths.measure("a", 6.0, 30.0)
-    assert [lengths.expected("a", 0.0, at) for at in (30.0, FRESH, 30.0 + FRESH)] == [6.0, 6.0, 0.0]
+def test_a_run_that_tells_many_messages_counts_once(lengths: Lengths) -> None:
+    for told in (8.0, 8.0, 8.0, 0.2, 0.3):
+        expected = lengths.expected("a", told, 0.0)
+    assert expected == Expected(0.3, sure=True)
 
 
-def test_run_does_not_tell_what_it_was_told(lengths: Lengths) -> None:
-    """Otherwise, one long run would stay known for ever."""
+def test_lengths_are_known_for_a_time(lengths: Lengths) -> None:
+    lengths.measure("a", 6.0, 0.0)
+    lengths.expected("a", 5.0, 1.0)
+    assert [lengths.expected("a", 0.0, at).seconds for at in (FRESH - 1, FRESH, FRESH + 1)] == [5.0, 5.0, 0.0]
+
+
+def test_run_tells_what_its_process_has_measured_last(lengths: Lengths) -> None:
+    """Not what it was told: otherwise, one long run would stay known for ever."""
     lengths.expected("a", 8.0, 0.0)
     assert lengths.measured("a", 0.0) == 0.0
+    lengths.measure("a", 1.0, 0.0)
+    lengths.measure("a", 2.0, 0.0)
+    assert lengths.measured("a", 0.0) == 2.0
 
 
 def test_process_remembers_the_lengths_of_a_number_of_slots(lengths: Lengths) -> None:
