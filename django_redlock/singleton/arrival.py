@@ -45,6 +45,7 @@ from .questions import (
     Free,
     InTurn,
     Kept,
+    LeaveLine,
     Length,
     Look,
     Now,
@@ -422,16 +423,19 @@ def _wait_in_process(message: Message, refusal: LockTakenError, is_short: bool) 
     """
     Wait a little for the slot if it is the message's turn in a moment; return the last error if it is still taken.
 
-    If the slot was free when the message was put back, is free now, and stays free, and as many come first as then, all
-    of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes them.
+    If the slot was free when the message was put back, is free now, and stays free, and at least as many come first as
+    then, all of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes
+    them. Not so with permits: one may be free while the first in the queue waits until all of them are.
     """
     ahead, ticket = message.ahead or 0, message.ticket
-    stands = message.free and 0 <= ticket.behind <= ahead  # those that have arrived since then come behind it
+    stands = message.free and 0 <= ticket.behind <= ahead and ticket.limit == 1
     if not (is_short or stands):
         return refusal
     again = yield from _take_running(message, ticket, wait=SOON if is_short else IDLE)
     if again and stands and message.free and (message.ahead or 0) >= ahead:
-        return (yield from _take_running(message, ticket, barge=True))
+        again = yield from _take_running(message, ticket, barge=True)
+        if not again:  # only the first in the queue leaves it with its slot
+            yield LeaveLine(ticket)
     return again
 
 

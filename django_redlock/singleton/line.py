@@ -1,16 +1,15 @@
 """
 When does a message come back that waits for the slot of its key? (internal)
 
-A worker puts such a message back into the broker's queue. Meanwhile its place in the lock's own queue is kept, and no
-other message is served before it. So it has to come back in time: the slot stays free while it is away. If it comes
-back too early, it is put back once more.
+A worker puts such a message back into the broker's queue. Meanwhile its place in the lock's own queue is kept, and
+others leave a free slot to it. So it has to come back in time. If it comes back too early, it is put back once more.
 
 The pause is as long as the runs before its own will take. A process that had a run knows how long it took, and the
 description of the next run tells that to messages that find the slot taken. While no length is known, a message comes
 back soon, again and again, until the present run has ended.
 
-Lengths differ, so that some messages come back too late. Whoever comes back and finds that the slot stays free
-overtakes them; see :func:`.arrival._take`. Otherwise all would wait for the one that is away for longest.
+Lengths differ, so some messages come back too late. One that comes back and finds that the slot stays free overtakes
+them; see :func:`.arrival._wait_in_process`. Otherwise all would wait for the one that is away for longest.
 """
 
 from collections import deque
@@ -24,8 +23,8 @@ EARLY = 0.25  # seconds before its turn at which a message comes back, to wait i
 SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
 PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passed, and at most so long
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
-FRESH, SLOTS = 600.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
-LAST, SURE = 9, 3  # how many lengths of a slot it remembers, and how many it must know to count on them
+FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
+LAST, SURE = 5, 3  # how many lengths of each kind it remembers of a slot, and how many it must know to count on them
 IDLE = 0.25  # seconds for which a free slot is left to messages that come first, and are away
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
 
@@ -70,7 +69,7 @@ class Lengths:
 
     def measure(self, slot: str, seconds: float, now: float) -> None:
         """Note the length of a run."""
-        _note(self._measured, slot, seconds, now)
+        _note(self._measured, slot, max(round(seconds, 3), 0.001), now)  # as others hear it
 
     def measured(self, slot: str, now: float) -> float:
         """Return the length of the last run in this process; 0.0 if there was none lately."""
@@ -87,12 +86,11 @@ class Lengths:
             told: What the present run tells; 0.0 if that does not know.
             now: The time.
         """
-        heard = _known(self._told, slot, now)
-        if told and heard[-1:] != [told]:  # a run tells the same to each message
+        known = _known(self._told, slot, now) + _known(self._measured, slot, now)
+        if told and told not in known:  # a run tells the same to each message
             _note(self._told, slot, told, now)
-            heard.append(told)
-        known = sorted(heard + _known(self._measured, slot, now))
-        return Expected(known[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
+            known.append(told)
+        return Expected(sorted(known)[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
 
 
 def _known(lengths: dict[str, deque[tuple[float, float]]], slot: str, now: float) -> list[float]:
@@ -156,7 +154,7 @@ class Wait(NamedTuple):
         """For how many seconds to put the message back."""
         if self.known:
             at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
-            if not self.sure:  # of so few runs, it counts on no more than one after the present one
+            if not self.sure:  # of so few runs, it counts on one after the present one, or on ten seconds
                 at_least = min(at_least, max(self._first + self.length, LONGEST_GUESS))
         elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
             at_least = max(self.turn, min(self.waited / PART, LONGEST_GUESS))

@@ -182,7 +182,8 @@ class Ticket:
         mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
         put_back = (self.number, self.waited, self.watch, self.joined, self.redelivered)
         # Older workers do not know what follows. They make the ticket from the arguments, and it has the same names.
-        more = (self.stamp, self.limit, self.own, self.behind) if self.stamp or self.limit > 1 or self.own else ()
+        more: tuple[Any, ...] = (self.stamp, self.limit, self.own) if self.stamp or self.limit > 1 or self.own else ()
+        more += (self.behind,) if more and self.behind >= 0 else ()
         return _compact.encode([FORMAT, *mine, *put_back, *more])
 
     @classmethod
@@ -192,7 +193,7 @@ class Ticket:
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again, *more = json.loads(
                 text  # type: ignore[arg-type]
             )
-            stamp, limit, own, behind = more or (0, 1, None, -1)
+            stamp, limit, own, behind = (*more, *(0, 1, None, -1)[len(more) :])
             valid = is_secret(secret) and is_secret(watch)
             valid = valid and is_whole(stamp, 0, HIGHEST) and is_whole(limit, 1, MAX_LIMIT)
             valid = valid and is_whole(behind, -1, HIGHEST)

@@ -173,12 +173,9 @@ def _keeps_its_place(history: "History", task_id: str, moment: float) -> bool:
 
 
 def _was_idle(history: "History", moment: float) -> bool:
-    """Return whether a slot had been free by that moment for as long as it is left to messages that are away."""
-    start = moment - IDLE + TOGETHER
-    others = [run for run in history.runs if run.took < moment and start < run.until]
-    changes = [start, *(run.took for run in others if start < run.took)]
-    alive = [sum(run.took <= at < run.until for run in others) for at in changes]
-    return max(alive) < history.profile.options.limit
+    """Return whether the only slot had been free by that moment for as long as it is left to those that are away."""
+    start, one = moment - IDLE + TOGETHER, history.profile.options.limit == 1
+    return one and not any(run.took < moment and start < run.until for run in history.runs)
 
 
 def no_slot_is_idle(history: "History") -> list[str]:

@@ -227,9 +227,14 @@ def test_text_that_is_no_ticket_counts_as_lost() -> None:
     garbled += [[*parts, 5, limit, None] for limit in (0, 10**9, 2.5, "3")]
     garbled += [[*parts, stamp, 1, None] for stamp in (math.nan, math.inf, -1, 0.5, 10**400, "1")]
     garbled += [[*parts, 5, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
+    garbled += [[*parts, 5, 1, None, behind] for behind in (-2, 0.5, "3", 10**400)] + [[*parts, 5, 1, None, 0, 0]]
     for text in garbled:
         assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
-    for ticket in (TICKET, replace(TICKET, stamp=5, limit=3, own={"hold_for": 60.0})):
+    for ticket in (
+        TICKET,
+        replace(TICKET, stamp=5, limit=3, own={"hold_for": 60.0}),
+        replace(TICKET, stamp=5, behind=0),
+    ):
         assert Ticket.unpack(ticket.pack(), "mine") == ticket
 
 
@@ -379,6 +384,7 @@ FREE_FOR_OTHERS = [
     Case("its turn is next", True, behind=1, first=(1, 1), length=0.02),
     Case("the slot was not free", False, behind=-1, first=(2, 2)),
     Case("it is in no queue", False, first=(None, None)),
+    Case("the first may wait until no permit is taken", False, first=(2, 2), limit=3),
 ]
 
 
@@ -393,6 +399,7 @@ def test_slot_that_stays_free_is_taken_before_messages_that_are_away(case: Case)
     verdict, facts = decided(**SERIAL | {"waited": 30.0, "behind": 2} | case.about)
     assert isinstance(verdict, Run if overtakes else PutBack)
     assert any(each.barge for each in facts.asked_for(ask.Take)) is overtakes
+    assert len(facts.asked_for(ask.LeaveLine)) == overtakes  # or it would come first for those behind it
 
 
 def test_message_that_waits_keeps_its_place() -> None:
