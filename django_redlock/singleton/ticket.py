@@ -17,6 +17,7 @@ from ..core.rules import MAX_LIMIT, is_whole
 FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 PER_MESSAGE = ("hold_for", "wait_for")  # the options of a call that its message carries to the worker
+ABSENT: list[Any] = [0, 1, None, -1]  # of a ticket that has no stamp, limit, own options and number of those before it
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 
@@ -193,7 +194,7 @@ class Ticket:
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again, *more = json.loads(
                 text  # type: ignore[arg-type]
             )
-            stamp, limit, own, behind = (*more, *(0, 1, None, -1)[len(more) :])
+            stamp, limit, own, behind = more + ABSENT[len(more) :]
             valid = is_secret(secret) and is_secret(watch)
             valid = valid and is_whole(stamp, 0, HIGHEST) and is_whole(limit, 1, MAX_LIMIT)
             valid = valid and is_whole(behind, -1, HIGHEST)
