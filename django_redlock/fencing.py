@@ -105,8 +105,8 @@ def fenced(
             lease's ttl.
         retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock,
             if nothing is committed.
-        nested: Allow a transaction around this one, at READ COMMITTED or on SQLite. Values that it read before the claim
-            are not protected.
+        nested: Allow a transaction around this one, at READ COMMITTED or on SQLite. Values that it read before the
+            claim are not protected.
         route_reads: Let the routers of the project choose where the block reads, even if that is a replica. What it
             reads there is not protected.
 
