@@ -504,7 +504,7 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
-    length: Expected = yield Length(ticket.running, holder.length)
+    length: Expected = yield Length(ticket.running, holder.length, since)
     lasted = max((yield Wall()) - since, 0.0) if since else None
     left = None if runs else holder.retry_after
     return Wait(length.seconds, ahead, ticket.waited, lasted, left, ticket.limit, length.sure)

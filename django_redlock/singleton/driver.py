@@ -231,7 +231,7 @@ class Nodes:
 
     def length(self, question: ask.Length) -> Expected:
         """Return how long runs under a lock take."""
-        return self.lengths.expected(question.name, question.told, self.manager.runtime.clock())
+        return self.lengths.expected(question.name, question.told, question.since, self.manager.runtime.clock())
 
     def note_length(self, question: ask.NoteLength) -> None:
         """Note how long a run took."""

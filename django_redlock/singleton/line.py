@@ -25,6 +25,7 @@ PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passe
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
 FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 LAST, SURE = 5, 3  # how many lengths of each kind it remembers of a slot, and how many it must know to count on them
+BELIEVED = 1.0  # seconds that each run before its own may take at most, as long as it knows fewer
 IDLE = 0.25  # seconds for which a free slot is left to messages that come first, and are away
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
 
@@ -55,6 +56,14 @@ class Expected(NamedTuple):
     sure: bool = False
 
 
+class Length(NamedTuple):
+    """How long a run took, when that became known, and since when the run that told it has lasted."""
+
+    seconds: float
+    at: float
+    since: float = 0.0
+
+
 class Lengths:
     """
     How long runs take, in seconds, as far as a process knows: it has had some itself, and runs of others tell it.
@@ -64,18 +73,18 @@ class Lengths:
     """
 
     def __init__(self) -> None:
-        self._measured: dict[str, deque[tuple[float, float]]] = {}
-        self._told: dict[str, deque[tuple[float, float]]] = {}
+        self._measured: dict[str, deque[Length]] = {}
+        self._told: dict[str, deque[Length]] = {}
 
     def measure(self, slot: str, seconds: float, now: float) -> None:
         """Note the length of a run."""
-        _note(self._measured, slot, max(round(seconds, 3), 0.001), now)  # as others hear it
+        _note(self._measured, slot, Length(seconds, now))
 
     def measured(self, slot: str, now: float) -> float:
         """Return the length of the last run in this process; 0.0 if there was none lately."""
-        return next(reversed(_known(self._measured, slot, now)), 0.0)
+        return next((each.seconds for each in reversed(_known(self._measured, slot, now))), 0.0)
 
-    def expected(self, slot: str, told: float, now: float) -> Expected:
+    def expected(self, slot: str, told: float, since: float, now: float) -> Expected:
         """
         Note what the present run tells, and return the length to expect.
 
@@ -84,23 +93,25 @@ class Lengths:
         Args:
             slot: The name of the slot.
             told: What the present run tells; 0.0 if that does not know.
+            since: When the present run began. It tells the same to each message, and counts once.
             now: The time.
         """
-        known = _known(self._told, slot, now) + _known(self._measured, slot, now)
-        if told and told not in known:  # a run tells the same to each message
-            _note(self._told, slot, told, now)
-            known.append(told)
-        return Expected(sorted(known)[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
+        heard = _known(self._told, slot, now)
+        if told and all(each.since != since for each in heard):
+            heard.append(Length(told, now, since))
+            _note(self._told, slot, heard[-1])
+        known = sorted(each.seconds for each in heard + _known(self._measured, slot, now))
+        return Expected(known[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
 
 
-def _known(lengths: dict[str, deque[tuple[float, float]]], slot: str, now: float) -> list[float]:
-    return [seconds for seconds, at in lengths.get(slot, ()) if now - at < FRESH]
+def _known(lengths: dict[str, deque[Length]], slot: str, now: float) -> list[Length]:
+    return [each for each in lengths.get(slot, ()) if now - each.at < FRESH]
 
 
-def _note(lengths: dict[str, deque[tuple[float, float]]], slot: str, seconds: float, now: float) -> None:
+def _note(lengths: dict[str, deque[Length]], slot: str, length: Length) -> None:
     if slot not in lengths and len(lengths) >= SLOTS:
         lengths.clear()
-    lengths.setdefault(slot, deque(maxlen=LAST)).append((seconds, now))
+    lengths.setdefault(slot, deque(maxlen=LAST)).append(length)
 
 
 class Wait(NamedTuple):
@@ -154,8 +165,9 @@ class Wait(NamedTuple):
         """For how many seconds to put the message back."""
         if self.known:
             at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
-            if not self.sure:  # of so few runs, it counts on one after the present one, or on ten seconds
-                at_least = min(at_least, max(self._first + self.length, LONGEST_GUESS))
+            if not self.sure:  # so few runs may have been the long ones
+                believed = max(self._first + self.length, self.ahead * BELIEVED, LONGEST_GUESS)
+                at_least = min(at_least, believed)
         elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
             at_least = max(self.turn, min(self.waited / PART, LONGEST_GUESS))
         else:

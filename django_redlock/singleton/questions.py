@@ -225,10 +225,12 @@ class Length(Question):
     Args:
         name: The lock.
         told: What the present run tells about that; 0.0 if it does not know.
+        since: When the present run began, in seconds since the epoch on its own clock.
     """
 
     name: str
     told: float = 0.0
+    since: float = 0.0
 
 
 @dataclass(slots=True)

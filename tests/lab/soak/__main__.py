@@ -93,14 +93,19 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Server
     fleet.end()
     overlaps, repeated = book.overlaps(project.LIMITS), book.repeated()
     idle = {key: book.idle(key, lost) for key in project.BURSTS}
-    in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
+    # Without a stored result, the work is done again when the note of the run has ended, as the docs say.
+    no_result = {
+        task for task, runs in repeated.items() if all(nemesis.was_silent(seen, over) for _, seen, over in runs[:-1])
+    }
+    by_kills = {task for task, runs in repeated.items() if fleet.killed.issuperset(pid for pid, *_ in runs[:-1])}
+    in_vain = repeated.keys() - by_kills - no_result
     missed = [slot for slot in slots if slot.missed(slots, nodes, book.last_doer(slot.task), fleet.killed)]
     remaining = [slot for slot in slots if slot not in missed and not (slot.task in lost and slot.queued)]
     unexplained = [task for task in open_calls if task not in lost]
     print(f"soak                              {book.figures()}")
     print(f"killed                            {', '.join(f'{n} {what}' for what, n in nemesis.killed.items())}")
     print(f"accepted, and skipped by a worker {len(revoked)}")
-    print(f"accepted, and finished twice      {len(repeated)}; {len(in_vain)} although nobody was killed")
+    print(f"accepted, and finished twice      {len(repeated)}; {len(no_result - by_kills)} without a stored result")
     # The slot of a message that kombu lost stays taken until queue_ttl has passed, as the docs say. If a worker dropped
     # the call that they were told of for another one, the run of that one covers them.
     in_trust = [one for one in uncovered if one[0] in lost]
@@ -116,7 +121,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Server
         print(f"duplicates of these               {len(in_trust)}")
         print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")
     told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
-    told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
+    told += [f"done again, though nobody was killed: {task} by {repeated[task]}" for task in in_vain]
     told += [f"not covered: key {key} at {at:.2f}, a duplicate of {task}" for task, key, at, _ in without]
     told += [f"idle for {gap:.1f} s: key {key}" for key, gap in idle.items() if gap > project.LONGEST_IDLE]
     return [*overlaps, *told, *(f"left: {slot}" for slot in remaining)]

@@ -18,6 +18,7 @@ from tests.services import children
 APP = "tests.lab.soak.project"
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
 BACKEND_AWAY = (2.0, 12.0)  # seconds
+MOMENT = 2.0  # seconds for which clients miss the backend before they notice, and after it is back
 DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
 PEACE = 6.0  # seconds after a freeze without another fault, so that clients that missed the node continue
 
@@ -103,6 +104,7 @@ class Nemesis:
         self._nodes = nodes
         self._backend = backend
         self._backend_until = 0.0  # until when the backend is away
+        self._silences: list[tuple[float, float]] = []  # when it was
         self._next_backend = time.monotonic() + 25
         self._next = time.monotonic() + 15
         self._next_node = time.monotonic() + 20
@@ -118,6 +120,7 @@ class Nemesis:
         if now > self._next_backend and not self._backend_until:
             self._backend.stop()
             self._backend_until = now + random.uniform(*BACKEND_AWAY)
+            self._silences.append((now, self._backend_until))
             self.killed["result backends for a while"] += 1
         if self._away and now > self._away[1]:
             self.bring_back()
@@ -134,6 +137,10 @@ class Nemesis:
             self.killed["workers that could end in order"] += 1
         else:
             self.killed["children"] += self._fleet.kill_child()
+
+    def was_silent(self, start: float, end: float) -> bool:
+        """Return whether no result could be stored at some moment between two, or just before or after."""
+        return any(away - MOMENT < end and start < back + MOMENT for away, back in self._silences)
 
     def _strike_node(self, now: float) -> None:
         node = random.randrange(len(self._nodes))

@@ -134,13 +134,13 @@ class Records:
                 since = at
         return longest
 
-    def repeated(self) -> dict[str, list[int]]:
-        """Return the tasks whose work was done more than once, and the processes that did it, in their order."""
-        rows = self._database.execute("SELECT task, pid FROM run WHERE ended ORDER BY began").fetchall()
-        pids: dict[str, list[int]] = {}
-        for task, pid in rows:
-            pids.setdefault(task, []).append(pid)
-        return {task: doers for task, doers in pids.items() if len(doers) > 1}
+    def repeated(self) -> dict[str, list[tuple[int, float, float]]]:
+        """Return the tasks whose work was done more than once: by which processes, when, and when each run was over."""
+        rows = self._database.execute("SELECT task, pid, seen, over FROM run WHERE ended ORDER BY began").fetchall()
+        runs: dict[str, list[tuple[int, float, float]]] = {}
+        for task, *about in rows:
+            runs.setdefault(task, []).append((about[0], about[1], about[2]))
+        return {task: doers for task, doers in runs.items() if len(doers) > 1}
 
     def last_doer(self, task: str) -> int | None:
         """Return the process of the last run of a task; None if it never ran."""

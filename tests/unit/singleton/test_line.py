@@ -64,8 +64,10 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 @pytest.mark.parametrize(
     ("ahead", "length", "lasted", "pause"),
     [
-        (50, 8.0, 0.0, 16.0),  # the present run, and one more
-        (50, 2.0, 0.0, 10.0),
+        (50, 0.2, 0.0, 0.2 + 50 * 0.235 - 0.1),
+        (50, 8.0, 0.0, 50.0),  # a second for each run
+        (5, 8.0, 0.0, 16.0),  # the present run, and one more
+        (8, 2.0, 0.0, 10.0),
         (2, 2.0, 0.0, 5.82),  # its turn comes before
         (0, 8.0, 0.0, 7.75),
         (500, 3600.0, 0.0, 600.0),
@@ -74,7 +76,7 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 def test_message_counts_on_few_runs_until_enough_have_told(
     ahead: int, length: float, lasted: float, pause: float
 ) -> None:
-    """The only run that has told may have been a long one, so the message comes back when two such runs would end."""
+    """The only run that has told may have been a long one, so it counts for a second."""
     assert Wait(length, ahead, 30.0, lasted, sure=False).pause == pytest.approx(pause)
 
 
@@ -100,34 +102,33 @@ def lengths() -> Lengths:
 
 def test_middle_one_of_the_last_lengths_counts(lengths: Lengths) -> None:
     """So a long run keeps nobody away for long; of those that the process has measured, and that runs have told."""
-    assert lengths.expected("a", 0.0, 0.0) == Expected(0.0, sure=False)
+    assert lengths.expected("a", 0.0, 0.0, 0.0) == Expected(0.0, sure=False)
     for seconds in (0.3, 8.0):
         lengths.measure("a", seconds, 0.0)
-    assert lengths.expected("a", 0.0, 0.0) == Expected(0.3, sure=False)
-    assert lengths.expected("a", 0.5, 0.0) == Expected(0.5, sure=True)
+    assert lengths.expected("a", 0.0, 0.0, 0.0) == Expected(0.3, sure=False)
+    assert lengths.expected("a", 0.5, 9.0, 0.0) == Expected(0.5, sure=True)
     for _ in range(LAST):
         lengths.measure("a", 2.0, 0.0)
-    assert lengths.expected("a", 0.0, 0.0).seconds == 2.0
-    lengths.measure("b", 0.0001, 0.0)
-    assert lengths.expected("b", 0.0, 0.0).seconds == 0.001
+    assert lengths.expected("a", 0.0, 0.0, 0.0).seconds == 2.0
 
 
 def test_a_run_that_tells_many_messages_counts_once(lengths: Lengths) -> None:
-    lengths.measure("a", 8.0001, 0.0)  # so does one of this process
-    for told in (8.0, 0.2, 8.0, 0.2):
-        expected = lengths.expected("a", told, 0.0)
+    """Also if several run at once."""
+    for told, since in ((8.0, 1.0), (0.2, 2.0), (8.0, 1.0), (0.2, 2.0)):
+        expected = lengths.expected("a", told, since, 0.0)
     assert expected == Expected(0.2, sure=False)
+    assert lengths.expected("a", 0.2, 3.0, 0.0) == Expected(0.2, sure=True)
 
 
 def test_lengths_are_known_for_a_time(lengths: Lengths) -> None:
     lengths.measure("a", 6.0, 0.0)
-    lengths.expected("a", 5.0, 1.0)
-    assert [lengths.expected("a", 0.0, at).seconds for at in (FRESH - 1, FRESH, FRESH + 1)] == [5.0, 5.0, 0.0]
+    lengths.expected("a", 5.0, 9.0, 1.0)
+    assert [lengths.expected("a", 0.0, 0.0, at).seconds for at in (FRESH - 1, FRESH, FRESH + 1)] == [5.0, 5.0, 0.0]
 
 
 def test_run_tells_what_its_process_has_measured_last(lengths: Lengths) -> None:
     """Not what it was told: otherwise, one long run would stay known for ever."""
-    lengths.expected("a", 8.0, 0.0)
+    lengths.expected("a", 8.0, 9.0, 0.0)
     assert lengths.measured("a", 0.0) == 0.0
     lengths.measure("a", 1.0, 0.0)
     lengths.measure("a", 2.0, 0.0)
