@@ -190,8 +190,7 @@ class Nodes:
         ref = "" if question.inline else ticket.task_id
         owner = owner_here("task", self.label, ref, call=write_length(length))
         how: dict[str, Any] = {"limit": ticket.limit, "secret": question.secret, "wait": question.wait, "renew": True}
-        how["adopt"] = ticket.secret if ticket.waiting == ticket.running else ""
-        how["barge"] = question.barge
+        how |= {"adopt": ticket.secret if ticket.waiting == ticket.running else "", "barge": question.barge}
         if question.away:
             # In whole seconds: requests have few different values then, and the words of each are kept.
             how["place"] = QueuePlace(ticket.waiter, ticket.stamp, float(ceil(question.away)))

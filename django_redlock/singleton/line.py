@@ -48,7 +48,7 @@ class Expected(NamedTuple):
     How long a run will probably take.
 
     Args:
-        seconds: The middle one of the last lengths that are known; 0.0 if none is.
+        seconds: The median of the last lengths that are known; 0.0 if none is.
         sure: Whether enough of them are known.
     """
 
@@ -56,7 +56,7 @@ class Expected(NamedTuple):
     sure: bool = False
 
 
-class Length(NamedTuple):
+class RunLength(NamedTuple):
     """How long a run took, when that became known, and since when the run that told it has lasted."""
 
     seconds: float
@@ -73,12 +73,12 @@ class Lengths:
     """
 
     def __init__(self) -> None:
-        self._measured: dict[str, deque[Length]] = {}
-        self._told: dict[str, deque[Length]] = {}
+        self._measured: dict[str, deque[RunLength]] = {}
+        self._told: dict[str, deque[RunLength]] = {}
 
     def measure(self, slot: str, seconds: float, now: float) -> None:
         """Note the length of a run."""
-        _note(self._measured, slot, Length(seconds, now))
+        _note(self._measured, slot, RunLength(seconds, now))
 
     def measured(self, slot: str, now: float) -> float:
         """Return the length of the last run in this process; 0.0 if there was none lately."""
@@ -88,7 +88,7 @@ class Lengths:
         """
         Note what the present run tells, and return the length to expect.
 
-        It is the middle one of the last: if runs are mostly short, a long one keeps no message away for longer.
+        It is the median of the last: if runs are mostly short, a long one keeps no message away for longer.
 
         Args:
             slot: The name of the slot.
@@ -98,17 +98,17 @@ class Lengths:
         """
         heard = _known(self._told, slot, now)
         if told and all(each.since != since for each in heard):
-            heard.append(Length(told, now, since))
+            heard.append(RunLength(told, now, since))
             _note(self._told, slot, heard[-1])
         known = sorted(each.seconds for each in heard + _known(self._measured, slot, now))
         return Expected(known[(len(known) - 1) // 2], len(known) >= SURE) if known else Expected()
 
 
-def _known(lengths: dict[str, deque[Length]], slot: str, now: float) -> list[Length]:
+def _known(lengths: dict[str, deque[RunLength]], slot: str, now: float) -> list[RunLength]:
     return [each for each in lengths.get(slot, ()) if now - each.at < FRESH]
 
 
-def _note(lengths: dict[str, deque[Length]], slot: str, length: Length) -> None:
+def _note(lengths: dict[str, deque[RunLength]], slot: str, length: RunLength) -> None:
     if slot not in lengths and len(lengths) >= SLOTS:
         lengths.clear()
     lengths.setdefault(slot, deque(maxlen=LAST)).append(length)

@@ -100,7 +100,7 @@ def lengths() -> Lengths:
     return Lengths()
 
 
-def test_middle_one_of_the_last_lengths_counts(lengths: Lengths) -> None:
+def test_median_of_the_last_lengths_counts(lengths: Lengths) -> None:
     """So a long run keeps nobody away for long; of those that the process has measured, and that runs have told."""
     assert lengths.expected("a", 0.0, 0.0, 0.0) == Expected(0.0, sure=False)
     for seconds in (0.3, 8.0):
@@ -127,7 +127,7 @@ def test_lengths_are_known_for_a_time(lengths: Lengths) -> None:
 
 
 def test_run_tells_what_its_process_has_measured_last(lengths: Lengths) -> None:
-    """Not what it was told: otherwise, one long run would stay known for ever."""
+    """Never what other runs have told: otherwise, one long run would stay known for ever."""
     lengths.expected("a", 8.0, 9.0, 0.0)
     assert lengths.measured("a", 0.0) == 0.0
     lengths.measure("a", 1.0, 0.0)
