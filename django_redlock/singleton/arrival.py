@@ -423,8 +423,8 @@ def _wait_in_process(message: Message, refusal: LockTakenError, is_short: bool) 
     """
     Wait a little for the slot if it is the message's turn in a moment; return the last error if it is still taken.
 
-    If the slot was free when the message was put back, is free now, and stays free, and at least as many come first as
-    then, all of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes
+    If the slot was free when the message was put back, is free now and a moment later, and at least as many come first
+    as then, all of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes
     them. Not so with permits: one may be free while the first in the queue waits until all of them are.
     """
     ahead, ticket = message.ahead or 0, message.ticket

@@ -8,8 +8,9 @@ The pause is as long as the runs before its own will take. A process that had a 
 description of the next run tells that to messages that find the slot taken. While no length is known, a message comes
 back soon, again and again, until the present run has ended.
 
-Lengths differ, so some messages come back too late. One that comes back and finds that the slot stays free overtakes
-them; see :func:`.arrival._wait_in_process`. Otherwise all would wait for the one that is away for longest.
+Lengths differ, so some messages come back too late. One that comes back and finds the slot free, and again a moment
+later, overtakes them; see :func:`.arrival._wait_in_process`. Otherwise all would wait for the one that is away for
+longest.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 SOON = 0.5  # seconds, the longest wait of the next message in a process
 BRIEF = 0.1  # seconds, the same of a message that has others before it
-EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process; half a run at most
+EARLY = 0.25  # seconds before its turn at which a message comes back, to wait in a process; half a turn at most
 SHORTEST, LONGEST = 0.1, 600.0  # seconds for which a message is put back
 PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passed, and at most so long
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
@@ -164,7 +165,7 @@ class Wait(NamedTuple):
     def pause(self) -> float:
         """For how many seconds to put the message back."""
         if self.known:
-            at_least = self.turn - min(EARLY, self.length / 2 or EARLY)
+            at_least = self.turn - (min(EARLY, (self.length + BETWEEN) / 2) if self.length else EARLY)
             if not self.sure:  # so few runs may have been the long ones
                 believed = max(self._first + self.length, self.ahead * BELIEVED, LONGEST_GUESS)
                 at_least = min(at_least, believed)

@@ -370,7 +370,7 @@ def work(
             broker.unacked.remove(message)
             broker.cut.setdefault(message.id, world.now)
             if isinstance(error, SystemExit) and message.id in broker.visits:
-                broker.visits[message.id].append(Visit(world.now, -GRACE))  # it has given up its place
+                broker.visits[message.id].append(Visit(machine.stopped, -GRACE))  # it gives up its place
             if profile.late:
                 message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)

@@ -146,7 +146,8 @@ def runs_are_in_order(history: "History") -> list[str]:
     No message takes its slot before one that came to a worker earlier, while the place of that one is kept.
 
     A message has a place since it was put back. The place is kept for its pause and a grace, until a worker has the
-    message; then for as long again. But a slot that has been free for a moment may be taken before it.
+    message; then for as long again. But a message that has found the slot free, and again a moment later, may take it
+    before those that have not taken it in between.
     """
     found, broker = [], history.broker
     at_once = AT_ONCE if history.profile.options.limit > 1 else 0.0
@@ -160,7 +161,7 @@ def runs_are_in_order(history: "History") -> list[str]:
         came = max(got for got in broker.got[other] if got < visits[0].at)
         for task_id, run in first.items():
             is_earlier = run.took < first[other].took - at_once and came < broker.got[task_id][0] - TOGETHER
-            if is_earlier and _keeps_its_place(history, other, run.took) and not _was_idle(history, run.took):
+            if is_earlier and _keeps_its_place(history, other, run.took) and not _may_overtake(history, run):
                 found.append(f"{task_id[:4]} took its slot before {other[:4]}, which had come earlier")
     return found
 
@@ -172,10 +173,17 @@ def _keeps_its_place(history: "History", task_id: str, moment: float) -> bool:
     return bool(visits) and kept and moment < visits[-1].until - DELAY
 
 
-def _was_idle(history: "History", moment: float) -> bool:
-    """Return whether the only slot had been free by that moment for as long as it is left to those that are away."""
-    start, one = moment - IDLE + TOGETHER, history.profile.options.limit == 1
-    return one and not any(run.took < moment and start < run.until for run in history.runs)
+def _may_overtake(history: "History", mine: "Run") -> bool:
+    """
+    Return whether the only slot was free for the message a moment ago, and none that comes before it has had it since.
+
+    One that comes after it may have had it, for less than that moment: that one has overtaken them, too.
+    """
+    start, came = mine.took - IDLE + TOGETHER, history.broker.got[mine.id][0]
+    was_free = not any(run.took < start < run.until for run in history.runs)
+    between = {run.id for run in history.runs if start < run.took < mine.took}
+    one = history.profile.options.limit == 1
+    return one and was_free and not any(history.broker.got[task_id][0] < came for task_id in between)
 
 
 def no_slot_is_idle(history: "History") -> list[str]:

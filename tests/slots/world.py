@@ -45,6 +45,7 @@ class Machine(Process):
         super().__init__(world, name, world.nodes, world.rules, world.faults)
         self.steady.base = BEGIN
         self.busy = False  # whether it is a worker that has a message
+        self.stopped = 0.0  # when it was told to end
         self._main = self.spawn(work, self)
 
     @property
@@ -54,6 +55,7 @@ class Machine(Process):
 
     def terminate(self) -> None:
         """End the run of its message as a signal does, whose handler raises: ``finally`` blocks still do their work."""
+        self.stopped = self.world.now
         self._main.interrupt(SystemExit(-15))
 
     def transmits(self) -> None:

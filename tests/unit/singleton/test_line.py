@@ -16,11 +16,11 @@ NOBODY = None  # no run, or none whose beginning is known
         (0, 20.0, 21.0, 5.25),  # the run takes longer than the last one
         (500, 3600.0, 5.0, 600.0),
         (0, 0.02, 0.01, 0.1),
-        (5, 0.2, NOBODY, 5 * 0.235 - 0.1),  # runs are short
+        (5, 0.2, NOBODY, 5 * 0.235 - 0.235 / 2),  # runs are short
     ],
 )
 def test_message_comes_back_when_it_is_its_turn(ahead: int, length: float, lasted: float | None, pause: float) -> None:
-    """A quarter of a second before, to wait in a process; if runs are shorter than that, not so early."""
+    """A quarter of a second before, to wait in a process; half the time between two turns if that is shorter."""
     assert Wait(length, ahead, 30.0, lasted).pause == pytest.approx(pause)
 
 
@@ -64,7 +64,7 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 @pytest.mark.parametrize(
     ("ahead", "length", "lasted", "pause"),
     [
-        (50, 0.2, 0.0, 0.2 + 50 * 0.235 - 0.1),
+        (50, 0.2, 0.0, 0.2 + 50 * 0.235 - 0.235 / 2),
         (50, 8.0, 0.0, 50.0),  # a second for each run
         (5, 8.0, 0.0, 16.0),  # the present run, and one more
         (8, 2.0, 0.0, 10.0),
