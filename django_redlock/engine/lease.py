@@ -502,6 +502,7 @@ def raise_loss(lease: Lease, body_failed: bool) -> None:
 def passed_on(lease: Lease) -> None:
     """End the lease without a release, because the caller had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold
+    unreleased.pop(hold, None)
     if hold.end(EndReason.RELEASED, hold.clock()):
         hold.outcome = Outcome.RELEASED
         hold.keeper.notify("lock_released", lease=lease, outcome=Outcome.RELEASED)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING
 
 from celery import states
@@ -190,12 +191,14 @@ def no_slot_is_idle(history: "History") -> list[str]:
     """
     While messages wait, no slot is free for longer than the longest of their pauses, and a moment.
 
-    If one of them was lost, its place is kept for a grace, too; if a worker died, the slot of its run for a lease.
+    Before that, the place of one that was lost is kept for its pause and a grace, in whole seconds. If a worker died,
+    the place of its message is kept for a grace, and the slot of its run for a lease.
     """
-    profile, visits = history.profile, history.broker.visits
+    profile, visits, lost = history.profile, history.broker.visits, history.broker.lost
     deaths = profile.kills + profile.stops
     moment = MOMENT + profile.options.hold_for + (LATE if profile.prefetched else 0.0)
-    moment += (GRACE if deaths or history.broker.lost else 0.0) + (profile.options.lease if deaths else 0.0)
+    moment += GRACE + profile.options.lease if deaths else 0.0
+    moment += max((ceil(each.pause + GRACE) for task_id in lost for each in visits.get(task_id, ())), default=0.0)
     found = []
     for task_id, mine in visits.items():
         begins = min([run.took for run in history.runs if run.id == task_id], default=mine[-1].at)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from django_redlock.engine.watchdog import unreleased
 from tests.slots.profiles import PROFILES, burst
 from tests.slots.schedule import History, run
 
@@ -14,6 +15,13 @@ def test_schedules(name):
     outcomes = [run(PROFILES[name], seed) for seed in range(4)]
 
     assert [str(outcome) for outcome in outcomes if outcome.failures] == []
+
+
+def test_slot_that_stays_taken_after_its_run_keeps_nothing_in_memory():
+    """Its process has handed it over, and no longer has to notice that it was dropped."""
+    run(PROFILES["serial, held"], 1000)
+
+    assert not unreleased
 
 
 def played(calls: int, length: float) -> History:
