@@ -212,14 +212,15 @@ def _answer(call: Call, holder: Holder) -> Steps[Verdict]:
     return Skipped(holder, f"Skipped: {printable(call.ticket.name)} is {holder}.")
 
 
-def _is_over(call: Call, holder: Holder) -> Steps[bool]:
+def _is_over(call: Call, holder: Holder, pending: bool = False) -> Steps[bool]:
     """
     Return whether a holder that waits for its countdown has already ended because it was revoked.
 
-    Other holders are not checked, because their slot is freed as soon as a worker gets the message.
+    Other holders are not checked, because their slot is freed as soon as a worker gets the message. A *pending* call
+    whose message is not confirmed yet may have a countdown; other holders are waited for until it is confirmed.
     """
     waits = holder.state is SlotState.QUEUED and (holder.retry_after or 0.0) > call.rules.queue_ttl
-    if not waits or not holder.task_id:
+    if not (waits or (pending and holder.state is SlotState.CLAIMED)) or not holder.task_id:
         return False
     result: Result = yield Stored(holder.task_id)
     return result.state.final
@@ -349,7 +350,7 @@ def _look(call: Call) -> Steps[tuple[Seen, Seen]]:
 
 def _unless_over(call: Call, name: str, seen: Seen) -> Steps[Seen]:
     """Return what was seen under a name; if that was revoked before its time, free it."""
-    if not (yield from _is_over(call, seen.holder)):
+    if not (yield from _is_over(call, seen.holder, pending=name == call.ticket.following)):
         return seen
     yield from discard_seen(name, seen, call.ticket, call.rules)
     return FREE

@@ -19,9 +19,11 @@ def test_schedules(name):
 
 def test_slot_that_stays_taken_after_its_run_keeps_nothing_in_memory():
     """Its process has handed it over, and no longer has to notice that it was dropped."""
+    before = set(unreleased)
+
     run(PROFILES["serial, held"], 1000)
 
-    assert not unreleased
+    assert unreleased.keys() <= before
 
 
 def played(calls: int, length: float) -> History:

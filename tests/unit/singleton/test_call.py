@@ -36,6 +36,7 @@ LATER, NO_TASK, UNNAMED = by("other", QUEUED, left=9000.0), by("", kind="manual"
 OWN_RUN, KEPT = by("mine", own="e"), by("mine", QUEUED, own="e")
 SAME, OTHERS = "1.0123456789", "1.9876543210"
 PENDING, SAME_PENDING = (by("pending", QUEUED, name=NEXT, own="c", call=call) for call in (OTHERS, SAME))
+PENDING_CLAIM = by("pending", CLAIMED, name=NEXT, own="c", call=OTHERS)
 PENDING_LATER = by("pending", QUEUED, name=NEXT, own="c", call=OTHERS, left=9000.0)
 OTHER_TASK = {NEXT: replace(by("pending", QUEUED, own="c")[NAME], fence=1)}
 OF_ITS_GROUP = by("pending", QUEUED, name=NEXT, own="c", call=SAME, task="shop.other")
@@ -115,6 +116,16 @@ CASES = [
         None,
         **REPLACE,
         locks=PENDING_LATER,
+        results=STATES["REVOKED"],
+    ),
+    Case("a pending call is not confirmed", Sent, SECOND, "pending", **REPLACE, locks=PENDING_CLAIM),
+    Case(
+        "it was revoked before it was confirmed",
+        Sent,
+        FIRST,
+        None,
+        **REPLACE,
+        locks=PENDING_CLAIM,
         results=STATES["REVOKED"],
     ),
     Case("the nodes do not answer a call that may be replaced", Sent, FIRST, None, **REPLACE, silent=NODES),
