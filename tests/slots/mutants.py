@@ -274,7 +274,7 @@ MUTANTS = (
         always(0.0),
         also=((driver, "SUPERSEDED", always(0.0)),),
     ),
-    Mutant("no turn for callers", ("rerun burst", "replace burst"), (driver, "turn"), always(no_turn)),
+    Mutant("no turn for callers", ("replace waiting", "replace crowd"), (driver, "turn"), always(no_turn)),
     Mutant(
         "an id for each caller",
         ("rerun burst",),

@@ -214,7 +214,7 @@ PROFILES = {
         Profile("own ids", RERUN, ENDING, owned=1),
         Profile("broker away", REPLACE, TRAILING, broken=2),
         Profile("node away", RERUN, ENDING, downs=3),
-        Profile("nodes come and go", REPLACE, TRAILING, downs=8, callers=5, spread=2.0, workers=3, length=1.0),
+        Profile("nodes come and go", REPLACE, TRAILING, downs=20, callers=5, spread=2.0, workers=3, length=1.0),
         Profile("redelivered", RERUN, TRAILING, late=True, redeliver=0.5),
         Profile("dropped", DROP, (*ALWAYS, each_id_runs_once), late=True, redeliver=0.5, kills=1),
         Profile("killed", RERUN, ENDING, late=True, kills=2),
