@@ -33,6 +33,7 @@ HolderKind = Literal["manual", "task", "view", "model", "command"]
 
 HELD = "held"  # the state of a lock whose work is over, and which stays taken for a minimum time
 NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
+SENDS = "sends"  # the state of the note about a message whose run is about to send another one that continues its work
 GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
 SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
@@ -190,7 +191,7 @@ class Owner(NamedTuple):
     @property
     def is_note(self) -> bool:
         """Whether it holds no lock, but records something under a name of its own."""
-        return self.state in (NOTE, GOES_ON)
+        return self.state in (NOTE, SENDS, GOES_ON)
 
     @property
     def work(self) -> str:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple, cast
 
-from ..core.names import GOES_ON, NOTE
+from ..core.names import GOES_ON, NOTE, SENDS
 from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_back, leave_queue
@@ -312,6 +312,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     ====================  ==========================================  ===========================
     it is done            the same, or there is no store              ends
     it is done            nothing yet, a failure, or it is silent     is put back until the note ends
+    it sends another one  (it is not asked)                           is put back until the note says more, or ends
     another one goes on   (it is not asked)                           ends
     nothing               it is done                                  ends
     nothing               it is silent                                is put back, if it is a copy
@@ -329,6 +330,8 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
         return None
     (note,) = yield Look((ticket.done(message.retries),))
     owner = note.owner
+    if owner and owner.state == SENDS:
+        return (yield from _await_result(message))
     if not message.stores or (owner and owner.state == GOES_ON):
         return done if owner else None
     # The store knows only the id. Of a message that is not a copy, the id is its alone if its ticket has a secret: then
@@ -786,13 +789,13 @@ def _stop_watching(message: Message) -> Steps[None]:
 
 def _await_result(message: Message) -> Steps[Verdict]:
     """
-    Put the message back, because the work is done but its result is not stored yet.
+    Put the message back, because the work is done but its result is not stored yet, or its retry not sent.
 
-    The worker is about to store the result, or died first. If it died, the note expires sooner or later, and then the
-    work is repeated.
+    The worker is about to do that, or died first. If it died, the note expires sooner or later, and then the work is
+    repeated.
     """
     pause = message.rules.lease
-    reason = f"{message.id} is done, but its result is not stored; it is checked again in {pause:.1f} s."
+    reason = f"{message.id} is done, but its outcome is not known yet; it is checked again in {pause:.1f} s."
     return (yield from _put_back(message, message.ticket, pause, reason))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..core.names import MAX_LABEL
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .ending import Execution, end, give_over
+from .ending import Execution, end, give_over, note_sending
 from .options import SingletonOptions
 from .pending import LONGEST_LINE, discard_seen, settled, write
 from .questions import Claim, Digest, InTurn, Look, Now, Pause, Result, ResultState, Send, Steps, Stored, StoredHere
@@ -412,7 +412,9 @@ def _take_along(call: Call, run: Execution) -> Steps[bool]:
         call.claim = yield from give_over(run, ticket, call.ttl)
         return True
     if slot and slot.name == ticket.running:
-        yield from end(run, hold=False)  # before the message is sent, whose run would otherwise find the slot taken
+        # Before the message is sent, whose run would otherwise find the slot taken.
+        yield from note_sending(run)
+        yield from end(run, hold=False)
     return bool(ticket.waiting) and (yield from _claim_once(call)) is None
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.names import GOES_ON, NOTE
+from ..core.names import GOES_ON, NOTE, SENDS
 from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
@@ -41,6 +41,7 @@ class Execution:
         inline: Whether it runs where it was called, so that nobody can read its result by its id.
         note: The name of the note that it is done; empty if it needs none.
         remembered: For how long that note lasts, in seconds.
+        noted: The secret of that note, if it was left before the slot was free.
         returns: Whether its message returns to the broker if its process is stopped.
         over: Whether its slot was handed over or given up.
         goes_on: Whether another message continues the work, and has the slot.
@@ -55,6 +56,7 @@ class Execution:
     inline: bool = False
     note: str = ""
     remembered: float = 0.0
+    noted: str = ""
     returns: bool = False
     over: bool = False
     goes_on: bool = False
@@ -123,6 +125,18 @@ def give_back(run: Execution) -> Steps[Any]:
     return None
 
 
+def note_sending(run: Execution) -> Steps[None]:
+    """
+    Leave a note that the run is about to send a message that continues its work, before its slot is free.
+
+    Otherwise a copy of its own message that waits for the slot would have it before the other message is sent, and do
+    the work again. The note lasts for a moment: if the process dies before it has sent that message, a copy has to run.
+    """
+    if run.note:
+        with suppress(LockTakenError, QuorumUnavailableError):
+            run.noted = yield Put(run.note, CLAIM, SENDS, ref=run.ticket.task_id)
+
+
 def note_done(run: Execution, goes_on: bool = False) -> Steps[None]:
     """
     Leave a note for later copies of a message that the broker may deliver again although it is done.
@@ -134,7 +148,8 @@ def note_done(run: Execution, goes_on: bool = False) -> Steps[None]:
     if not run.note or (run.goes_on and not goes_on):
         return
     try:
-        yield Put(run.note, run.remembered, GOES_ON if goes_on else NOTE, ref=run.ticket.task_id)
+        about: Any = {"ref": run.ticket.task_id, "adopt": run.noted}
+        yield Put(run.note, run.remembered, GOES_ON if goes_on else NOTE, **about)
     except LockTakenError:  # it has been done before
         pass
     except QuorumUnavailableError as error:

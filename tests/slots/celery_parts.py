@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 IDLE = 0.3  # seconds after which a worker looks into an empty queue again
 LONG_IDLE = 20.0  # the same when nobody calls any more
 DEADLINE = "deadline"  # the header with the moment at which a message expires
+SENDING = 0.004  # seconds that it takes to send a retry, at most
 REFUSAL = 1.0  # seconds after which a publish fails, at most
 SLOW = 2.0  # seconds for which a slow result backend makes everybody wait, on average
 PAST, FUTURE = "2000-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
@@ -211,7 +212,9 @@ class Run:
     ended: int = 0  # the step in which the body ended
     message: int = 0  # the number of a pending call's message
     over: int = 0  # the step in which its slot was free and its result stored
-    took: float = 0.0  # when the attempt began that took its slot
+    took: float = 0.0  # when it began to take its slot
+    attempt: int = 0
+    done: bool = False  # whether it returned, or sent a retry
 
     @property
     def until(self) -> float:
@@ -252,6 +255,8 @@ class RecordingTask(Task):  # type: ignore[type-arg]
             bool(countdown),
             options.get("retries") or 0,
         )
+        if message.retries:
+            self.recorder.world.sleep(self.recorder.world.random.uniform(0.0, SENDING))
         self.recorder.broker.publish(message)
         return self.AsyncResult(message.id)
 
@@ -259,6 +264,7 @@ class RecordingTask(Task):  # type: ignore[type-arg]
         here = self.recorder
         ticket = Ticket.unpack(self.request.get(HEADER), self.request.id)
         run = Run(str(self.request.id), value, here.world.now, next(here.steps), message=ticket.number if ticket else 0)
+        run.attempt = self.request.retries
         execution = getattr(self.request, EXECUTION)
         if execution.slot:
             run.took = execution.slot.hold.since - BEGIN
@@ -269,8 +275,10 @@ class RecordingTask(Task):  # type: ignore[type-arg]
         here.world.note(f"ends {run.id[:4]}")
         if here.world.random.random() < here.fail:
             if self.request.retries < 1 and here.world.random.random() < 0.5:
+                run.done = True
                 raise self.retry(countdown=1.0, max_retries=1)
             raise ValueError("failed")
+        run.done = True
         return value
 
 

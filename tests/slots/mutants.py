@@ -365,6 +365,7 @@ MUTANTS = (
         (Attempt, "__init__"),
         for_few_votes,
     ),
+    Mutant("copies of a retried message run", ("serial, copies",), (call, "note_sending"), decides(None)),
     Mutant("a minimum hold ends with its process", ("serial, held",), (worker.Arrival, "answers"), holds_by_itself),
 )
 if find_spec("django.tasks"):  # since Django 6.0

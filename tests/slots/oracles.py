@@ -244,6 +244,17 @@ def each_id_runs_once(history: "History") -> list[str]:
     return [f"{task_id[:4]} ran {count} times" for task_id, count in counts.items() if count > 1]
 
 
+def nothing_is_done_again(history: "History") -> list[str]:
+    """Where no worker dies, no attempt runs once it has returned or sent a retry."""
+    found, done = [], set()
+    for run in sorted(history.runs, key=lambda run: run.number):
+        if (run.id, run.attempt) in done:
+            found.append(f"{run.id[:4]} ran again, though its attempt {run.attempt} was done")
+        if run.done:
+            done.add((run.id, run.attempt))
+    return found
+
+
 def one_waits(history: "History") -> list[str]:
     """Calls that are all made before the first run share one run; with ``rerun``, the first call has one of its own."""
     most = 2 if history.profile.options.on_duplicate == "rerun" else 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core.names import GOES_ON, NOTE
+from django_redlock.core.names import GOES_ON, NOTE, SENDS
 from django_redlock.singleton import questions as ask
 from django_redlock.singleton.arrival import (
     Answer,
@@ -113,6 +113,13 @@ CASES = [
     Case("a slot that waits is known to too few nodes", Run, locks={NAME: split(QUEUED)}),
     Case("a slot of a run is known to too few nodes", PutBack, locks={NAME: split("")}),
     Case("a copy of a run that failed", Run, **AGAIN, results=FAILED),
+    Case(
+        "a copy of an attempt whose retry is being sent",
+        PutBack,
+        **AGAIN,
+        stores=False,
+        locks=by("mine", SENDS, name="done:mine:0"),
+    ),
     Case(
         "a copy of an attempt that another message continues",
         Leave,

@@ -8,7 +8,16 @@ import pytest
 from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
-from django_redlock.singleton.questions import Claim, InTurn, Look, Result, ResultState, Send
+from django_redlock.singleton.questions import (
+    Claim,
+    InTurn,
+    Look,
+    Put,
+    Release,
+    Result,
+    ResultState,
+    Send,
+)
 from django_redlock.singleton.slot import Record, Seen
 
 from .facts import (
@@ -211,6 +220,16 @@ def test_call_whose_id_is_known_is_always_sent(case: Case) -> None:
     assert bool(question.ticket.secret) is has_slot
     assert bool(question.ticket.name) is (not run or bool(run.ticket.name))  # else it goes on to run without a slot
     assert not run or run.over or not has_slot or not run.slot
+
+
+def test_run_notes_that_it_sends_a_retry_before_its_slot_is_free() -> None:
+    """A copy of its message may have the slot at that moment, and must not do the work again."""
+    run = run_of(note="done:mine:0", remembered=60.0)()
+
+    _, facts = decided(lambda call: send_owned(call, run, 1), **SERIAL, locks=OWN_RUN)
+
+    assert [type(each) for each in facts.asked if isinstance(each, (Put, Release, Send))] == [Put, Release, Send]
+    assert facts.locks["done:mine:0"].secret == run.noted
 
 
 ROWS = [

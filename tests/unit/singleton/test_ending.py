@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_redlock import QuorumUnavailableError
-from django_redlock.core.names import GOES_ON, NOTE
+from django_redlock.core.names import GOES_ON, NOTE, SENDS
 from django_redlock.singleton.arrival import Message, interrupted
 from django_redlock.singleton.ending import (
     Execution,
@@ -17,6 +17,7 @@ from django_redlock.singleton.ending import (
     is_abandoned,
     leave_queue,
     note_done,
+    note_sending,
     requeue,
     shorten,
 )
@@ -61,6 +62,7 @@ def decide(how: str, *about: Any) -> Any:
         "give back": give_back,
         "note": note_done,
         "note, goes on": lambda run: note_done(run, True),
+        "note, sends": note_sending,
         "leave": leave_queue,
         "die": lambda ticket, rules: free_dead(ticket, RUN, rules, False),
         "die, to return": lambda ticket, rules: free_dead(ticket, RUN, rules, True),
@@ -105,6 +107,15 @@ RUN_ENDS = [
         {"done:mine:0": (GOES_ON, "mine")},
         **NOTES,
         goes_on=True,
+    ),
+    Case("a note that another message is being sent", "note, sends", {"done:mine:0": (SENDS, "mine")}, **NOTES),
+    Case(
+        "a note that it was sent",
+        "note, goes on",
+        {"done:mine:0": (GOES_ON, "mine")},
+        **NOTES,
+        locks=by("mine", SENDS, name="done:mine:0", own="d"),
+        noted=secret("d"),
     ),
     Case("no note of what goes on by itself", "note", FREE, **NOTES, goes_on=True),
     Case("no note of what needs none", "note", FREE),
