@@ -176,7 +176,9 @@ def word(text: str) -> str:
 
 def words(*texts: str) -> str:
     """Return several words of a command as RESP."""
-    joined = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    joined = ""
+    for text in texts:
+        joined += f"${len(text)}\r\n{text}\r\n"
     return joined if joined.isascii() else "".join(map(word, texts))
 
 
