@@ -331,7 +331,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     (note,) = yield Look((ticket.done(message.retries),))
     owner = note.owner
     if owner and owner.state == SENDS:
-        return (yield from _await_result(message))
+        return (yield from _await_outcome(message))
     if not message.stores or (owner and owner.state == GOES_ON):
         return done if owner else None
     # The store knows only the id. Of a message that is not a copy, the id is its alone if its ticket has a secret: then
@@ -341,11 +341,11 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     stored: Result = yield Stored(message.id)
     if stored.state is ResultState.SILENT:
         if owner:
-            return (yield from _await_result(message))
+            return (yield from _await_outcome(message))
         # Nothing suggests that a message is done that is no copy: a worker that runs a copy leaves a note.
         return (yield from _without_results(message, stored.value)) if copy else None
     if owner and stored.state.known and not stored.state.done:
-        return (yield from _await_result(message))
+        return (yield from _await_outcome(message))
     return done if stored.state.done or (owner and not stored.state.known) else None
 
 
@@ -787,7 +787,7 @@ def _stop_watching(message: Message) -> Steps[None]:
         yield Free(message.ticket.watching, message.ticket.watch)
 
 
-def _await_result(message: Message) -> Steps[Verdict]:
+def _await_outcome(message: Message) -> Steps[Verdict]:
     """
     Put the message back, because the work is done but its result is not stored yet, or its retry not sent.
 

@@ -165,7 +165,8 @@ class Wait(NamedTuple):
     def pause(self) -> float:
         """For how many seconds to put the message back."""
         if self.known:
-            at_least = self.turn - (min(EARLY, (self.length + BETWEEN) / 2) if self.length else EARLY)
+            half = (self.length + BETWEEN) / 2 if self.length else EARLY
+            at_least = self.turn - min(EARLY, half)
             if not self.sure:  # so few runs may have been the long ones
                 believed = max(self._first + self.length, self.ahead * BELIEVED, LONGEST_GUESS)
                 at_least = min(at_least, believed)

@@ -45,7 +45,7 @@ class Machine(Process):
         super().__init__(world, name, world.nodes, world.rules, world.faults)
         self.steady.base = BEGIN
         self.busy = False  # whether it is a worker that has a message
-        self.stopped = 0.0  # when it was told to end
+        self.stopped = 0.0  # when it got the signal to end
         self._main = self.spawn(work, self)
 
     @property

@@ -8,16 +8,7 @@ import pytest
 from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
-from django_redlock.singleton.questions import (
-    Claim,
-    InTurn,
-    Look,
-    Put,
-    Release,
-    Result,
-    ResultState,
-    Send,
-)
+from django_redlock.singleton.questions import Claim, InTurn, Look, Put, Release, Result, ResultState, Send
 from django_redlock.singleton.slot import Record, Seen
 
 from .facts import (
