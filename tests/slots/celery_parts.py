@@ -165,6 +165,7 @@ class Results(BaseBackend):  # type: ignore[type-arg]
         self.kept: dict[str, dict[str, Any]] = {}
         self.revoked: dict[str, int] = {}  # for an id: the step in which it was stored as revoked
         self.stored: dict[str, tuple[int, str]] = {}  # the step of the last outcome, and the machine that stored it
+        self.ended: dict[str, float] = {}  # when the last outcome was stored
         self.trouble: Literal["", "away", "slow", "full"] = ""  # full: it stores nothing
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: Any = None, **about: Any) -> Any:
@@ -176,6 +177,7 @@ class Results(BaseBackend):  # type: ignore[type-arg]
             self.revoked.setdefault(task_id, step)
         if state in states.READY_STATES:
             self.stored[task_id] = step, machine.name if machine else ""
+            self.ended[task_id] = world.now
         return result
 
     def _get_task_meta_for(self, task_id: str) -> Any:

@@ -324,7 +324,9 @@ def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: s
     if mine:
         return f"{told}, whose run was cut short, and which was dropped"
     # It was dropped because of a run that then died with its worker; that one's message had been acknowledged.
-    died = any(run.end is None and run.id in broker.lost and run.number < step for run in history.runs)
+    dropped = results.ended.get(str(task_id), 0.0)
+    dead = [run for run in history.runs if run.end is None and run.id in broker.lost]
+    died = any((run.took or run.start) <= dropped for run in dead)
     # Or because of one whose end no quorum of nodes has heard of yet.
     heard = not unheard or not any(run.end and answer.began < run.end + unheard for run in history.runs)
     return "" if ended or died or not heard else f"{told}, which was dropped, and nothing ran after the call"
