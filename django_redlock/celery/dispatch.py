@@ -196,7 +196,7 @@ class Sender(Nodes):
             self.confirm(question.claim, self.ttl)
         return sent
 
-    def stored(self, question: ask.Stored) -> Result:
+    def result_of(self, question: ask.ResultOf) -> Result:
         """Return the state of a task; nobody waits for a result backend that does not answer."""
         try:
             return Result(RESULTS.get(self.task.backend.get_state(question.task_id), ResultState.UNDERWAY))
@@ -215,7 +215,7 @@ class Sender(Nodes):
             text = fresh_secret()
         return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
 
-    answers = Nodes.answers | {ask.Send: send, ask.Stored: stored, ask.Digest: digest}
+    answers = Nodes.answers | {ask.Send: send, ask.ResultOf: result_of, ask.Digest: digest}
 
     def answered(self, call: Call, verdict: Verdict) -> SingletonResult[Any]:
         """

@@ -31,7 +31,7 @@ from ..singleton import questions as ask
 from ..singleton.arrival import Answer, Fail, Leave, Message, PutBack, Revoke, Run, Verdict, arrive, enter, interrupted
 from ..singleton.driver import Nodes
 from ..singleton.ending import Execution, end
-from ..singleton.questions import Refused, Result, ResultState
+from ..singleton.questions import NotSent, Result, ResultState
 from ..singleton.slot import Holder
 from ..singleton.ticket import RUNNING, Ticket, is_secret
 from .dispatch import HEADER, RECEIVED_HEADER, RESULTS, RUN_HEADER, Sender, lifetime
@@ -122,7 +122,7 @@ class Arrival(Nodes):
         """Report that another task has the slot."""
         report_holder(self.task, OVERLAP, self.message.ticket, question.holder, question.strategy, question.effect)
 
-    def send(self, question: ask.Send) -> Refused | None:
+    def send(self, question: ask.Send) -> NotSent | None:
         """Put the message back into the queue, and confirm its claim if it has one."""
         task, request = self.task, self.request
         # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
@@ -136,12 +136,12 @@ class Arrival(Nodes):
             options = {**again.options, "headers": headers, "ignore_result": True}
             Sender(task, again.args, again.kwargs, options, self.message.rules, question.ticket.using).send(question)
         except Exception as error:
-            return Refused(error, isinstance(error, EncodeError))
+            return NotSent(error, isinstance(error, EncodeError))
         return None
 
     # The result backend is asked here alone, and never keeps an accepted call from running
 
-    def stored(self, question: ask.Stored) -> Result:
+    def result_of(self, question: ask.ResultOf) -> Result:
         """Return what is stored about a task; nothing is known if results are ignored."""
         if not self.message.stores:
             return Result(ResultState.UNKNOWN)
@@ -155,7 +155,7 @@ class Arrival(Nodes):
             return Result(ResultState.SILENT, error)
         return Result(RESULTS.get(meta["status"], ResultState.UNDERWAY), meta["result"])
 
-    def store(self, question: ask.Store) -> Exception | None:
+    def store_outcome(self, question: ask.StoreOutcome) -> Exception | None:
         """
         Store the outcome with which the task is about to end without a run; return the error if that failed.
 
@@ -182,7 +182,7 @@ class Arrival(Nodes):
         except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
             if not isinstance(question.outcome, Revoke):
                 return error
-            if self.message.stores and not self.stored(ask.Stored(request.id)).state.final:
+            if self.message.stores and not self.result_of(ask.ResultOf(request.id)).state.final:
                 return error
             log.exception("task %s has ended, but one of its callbacks failed", printable(request.id))
         return None
@@ -192,8 +192,8 @@ class Arrival(Nodes):
         ask.Kept: kept,
         ask.Report: report,
         ask.Send: send,
-        ask.Stored: stored,
-        ask.Store: store,
+        ask.ResultOf: result_of,
+        ask.StoreOutcome: store_outcome,
     }
 
 

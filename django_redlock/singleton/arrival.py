@@ -48,19 +48,19 @@ from .questions import (
     LeaveLine,
     Length,
     Look,
+    NotSent,
     Now,
-    Pause,
     Put,
-    Refused,
     Report,
     Result,
+    ResultOf,
     ResultState,
     Send,
     ShowLife,
+    Sleep,
     Slot,
     Steps,
-    Store,
-    Stored,
+    StoreOutcome,
     Take,
     Wall,
 )
@@ -290,7 +290,7 @@ def _look_at_notes(message: Message) -> Steps[Verdict | None]:
         # Before it takes the slot. Otherwise two copies could wait for each other for ever.
         verdict = yield from _leave_if_done(message)
     if not verdict and ticket.joined and not message.unfinished:
-        verdict = yield from _follow(message, (yield Stored(ticket.joined)))
+        verdict = yield from _follow(message, (yield ResultOf(ticket.joined)))
     if verdict:
         return verdict
     if message.rules.redelivery == "drop" and message.is_copy:
@@ -338,7 +338,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     # this package has sent it.
     if not (owner or copy or (may_be_copy and ticket.secret)):
         return None
-    stored: Result = yield Stored(message.id)
+    stored: Result = yield ResultOf(message.id)
     if stored.state is ResultState.SILENT:
         if owner:
             return (yield from _await_outcome(message))
@@ -380,7 +380,7 @@ def _live_run(ticket: Ticket) -> Steps[Holder | None]:
 def _end_without_a_run(message: Message) -> Steps[Verdict]:
     """Revoke the task if no run has stored a result."""
     reason = f"Task {printable(message.id)} was delivered a second time, and is dropped."
-    stored: Result = yield Stored(message.id)
+    stored: Result = yield ResultOf(message.id)
     if stored.state is ResultState.SILENT:
         return (yield from _put_off(message, stored.value))
     if not stored.state.final:
@@ -683,7 +683,7 @@ def _without_nodes(
         claim = (yield from give_back(run)) if how == "retry" else None
         yield from end(run, hold=False)
         message.slot = None
-    if how != "retry" and ticket.trailing and (yield Stored(message.id)).state.final:
+    if how != "retry" and ticket.trailing and (yield ResultOf(message.id)).state.final:
         return Leave(f"{message.id} has a result, and this message may be an older one.")
     if how == "run" and not message.holder_known and not has_slot:
         log.warning("%s runs without a slot: %s", printable(ticket.name), error)
@@ -719,7 +719,7 @@ def _store_outcome(message: Message, verdict: Answer | Fail | Revoke) -> Steps[V
     Otherwise everybody would wait for ever who has its id: callers, and what comes after it. So everything is decided
     anew when it arrives again.
     """
-    error = yield Store(verdict)
+    error = yield StoreOutcome(verdict)
     return (yield from _put_off(message, error)) if error else verdict
 
 
@@ -734,7 +734,7 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
     """
     if follow and holder.task_id and message.stores:
         message.ticket = replace(message.ticket, joined=message.ticket.joined or holder.task_id)
-        other: Result = yield Stored(message.ticket.joined)
+        other: Result = yield ResultOf(message.ticket.joined)
         if other.state.final and (verdict := (yield from _follow(message, other))):
             return verdict
     pause = (yield from _time_to_wait(message, holder)).pause
@@ -812,7 +812,7 @@ def _put_back(
 ) -> Steps[PutBack | Fail]:
     """Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one."""
     again = replace(ticket, tries=ticket.tries + 1, redelivered=message.came_again)
-    refused: Refused | None = yield Send(again, claim, pause)
+    refused: NotSent | None = yield Send(again, claim, pause)
     if refused and (refused.for_good or message.inline or not message.late):
         return Fail(refused.error)
     message.is_back = True
@@ -887,7 +887,7 @@ def enter(message: Message) -> Steps[Run | Fail]:
 
 
 @dataclass(slots=True)
-class Row:
+class TaskRow:
     """
     A row of Django's tasks in a worker, and what it has so far.
 
@@ -910,7 +910,7 @@ class Row:
         return Execution(self.ticket, self.rules, self.slot, since)
 
 
-def occupy(row: Row) -> Steps[Run | Fail | Revoke]:
+def occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
     """
     Take the slot for the run of a row, and wait in its worker while another run has it.
 
@@ -930,11 +930,11 @@ def occupy(row: Row) -> Steps[Run | Fail | Revoke]:
                 return Run(row.run())
             log.log(level, "task %s waits until the lock nodes answer: %s", task, error)
             level = logging.DEBUG
-        yield Pause(ROW_PAUSE)
+        yield Sleep(ROW_PAUSE)
     return _cancelled(row)
 
 
-def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
+def _occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
     ticket, wait = row.ticket, 0.0
     waiting = yield from _waiting_rows(row)
     while waiting is not None and ticket.running and not row.slot:
@@ -960,7 +960,7 @@ def _occupy(row: Row) -> Steps[Run | Fail | Revoke]:
     return Run(row.run((yield Now())))
 
 
-def _waiting_rows(row: Row, begun: bool = False) -> Steps[Mapping[str, Seen] | None]:
+def _waiting_rows(row: TaskRow, begun: bool = False) -> Steps[Mapping[str, Seen] | None]:
     """
     Return the row that waits with each slot of this one; itself if a node has that, though no quorum may.
 
@@ -1019,5 +1019,5 @@ def _is_withdrawn(ticket: Ticket, note: Seen) -> Steps[bool]:
     return False
 
 
-def _cancelled(row: Row) -> Revoke:
+def _cancelled(row: TaskRow) -> Revoke:
     return Revoke(f"Task {printable(row.ticket.task_id)} was cancelled before it began.")

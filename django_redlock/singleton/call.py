@@ -14,7 +14,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, give_over, note_sending
 from .options import SingletonOptions
 from .pending import LONGEST_LINE, discard_seen, settled, write
-from .questions import Claim, Digest, InTurn, Look, Now, Pause, Result, ResultState, Send, Steps, Stored, StoredHere
+from .questions import Claim, Digest, InTurn, Look, Now, Result, ResultOf, ResultState, Send, Sleep, Steps, StoredHere
 from .slot import FREE, Holder, Record, Seen, SlotState
 from .ticket import BOTH, RUNNING, WAITING, Ticket
 
@@ -147,7 +147,7 @@ def _claim(call: Call) -> Steps[Holder | None]:
     Raises:
         QuorumUnavailableError: Too few nodes answered, or the message of the holder may not have been sent.
     """
-    confirmation = Confirmation()
+    confirmation = ConfirmationWait()
     while (holder := (yield from _claim_once(call))) and holder.state is SlotState.CLAIMED:
         yield from confirmation.awaited(call.ticket.waiting, holder)
     return holder
@@ -165,7 +165,7 @@ def _claim_once(call: Call, adopt: str = "") -> Steps[Holder | None]:
 
 
 @dataclass(slots=True)
-class Confirmation:
+class ConfirmationWait:
     """
     The wait for a holder that has claimed a slot to confirm that its message was sent.
 
@@ -191,7 +191,7 @@ class Confirmation:
         self.until = min(self.until, now + UNCONFIRMED)
         if now + self.pause > self.until:
             raise QuorumUnavailableError(name, nodes={str(holder): "may not have been sent"})
-        yield Pause(self.pause)
+        yield Sleep(self.pause)
         self.pause = min(2 * self.pause, LONGEST_LOOK)
 
 
@@ -222,7 +222,7 @@ def _is_over(call: Call, holder: Holder, pending: bool = False) -> Steps[bool]:
     waits = holder.state is SlotState.QUEUED and (holder.retry_after or 0.0) > call.rules.queue_ttl
     if not (waits or (pending and holder.state is SlotState.CLAIMED)) or not holder.task_id:
         return False
-    result: Result = yield Stored(holder.task_id)
+    result: Result = yield ResultOf(holder.task_id)
     return result.state.final
 
 
@@ -234,7 +234,7 @@ def _is_gone(call: Call, holder: Holder) -> Steps[bool]:
     """
     if holder.state is not SlotState.HELD or not call.keeps_results or call.time - holder.since < STORED:
         return False
-    result: Result = yield Stored(str(holder.task_id))
+    result: Result = yield ResultOf(str(holder.task_id))
     return result.state is ResultState.ABSENT
 
 
@@ -337,7 +337,7 @@ def _look(call: Call) -> Steps[tuple[Seen, Seen]]:
     Raises:
         QuorumUnavailableError: Too few nodes answered, or the message of the holder may not have been sent.
     """
-    names, confirmation = call.ticket.places(trails=True), Confirmation()
+    names, confirmation = call.ticket.places(trails=True), ConfirmationWait()
     while True:
         slots = []
         for name, seen in zip(names, (yield Look(tuple(names))), strict=True):
@@ -439,7 +439,7 @@ def store(call: Call) -> Steps[Verdict]:
     """
     if not call.ticket.waiting:  # any number may wait
         return Sent((yield Send(call.ticket)))
-    confirmation = Confirmation()
+    confirmation = ConfirmationWait()
     try:
         while (taken := (yield from _claim_for_row(call))) and taken[0].state is SlotState.CLAIMED:
             yield from confirmation.awaited(call.ticket.waiting, taken[0])
@@ -466,7 +466,7 @@ def _claim_for_row(call: Call) -> Steps[tuple[Holder, Result] | None]:
 def _claim_or_find(call: Call, adopt: str = "") -> Steps[tuple[Holder | None, Result]]:
     """Claim the slot, also from the holder with the secret *adopt*; return the holder, and its row."""
     holder = yield from _claim_once(call, adopt)
-    row = (yield Stored(holder.task_id)) if holder and holder.task_id else Result(ResultState.GONE)
+    row = (yield ResultOf(holder.task_id)) if holder and holder.task_id else Result(ResultState.GONE)
     return holder, row
 
 
@@ -476,7 +476,7 @@ def _claim_or_own(call: Call, holder: Holder, row: Result) -> Steps[tuple[Holder
     task_id = yield StoredHere(seen.secret)
     if not task_id:
         return holder, row
-    stored: Result = yield Stored(task_id)
+    stored: Result = yield ResultOf(task_id)
     if stored.state is ResultState.UNKNOWN:
         return holder, row
     if stored.state is ResultState.GONE:

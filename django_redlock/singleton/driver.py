@@ -91,7 +91,7 @@ class Nodes:
         """Return the date and time."""
         return self.manager.runtime.wall()
 
-    def pause(self, question: ask.Pause) -> None:
+    def sleep(self, question: ask.Sleep) -> None:
         """Wait."""
         runtime = self.manager.runtime
         runtime.sleep(question.seconds * (0.5 + runtime.random()))
@@ -236,7 +236,7 @@ class Nodes:
         """Note how long a run took."""
         self.lengths.measure(question.name, question.seconds, self.manager.runtime.clock())
 
-    def release(self, question: ask.Release) -> Outcome:
+    def free_slot(self, question: ask.FreeSlot) -> Outcome:
         """Free the slot of a run, and report it if it was lost."""
         lease: Any = question.slot
         outcome = Outcome(lease.release() if question.wait else release_at_end(lease))
@@ -247,7 +247,7 @@ class Nodes:
 Nodes.answers = {
     ask.Now: Nodes.now,
     ask.Wall: Nodes.wall,
-    ask.Pause: Nodes.pause,
+    ask.Sleep: Nodes.sleep,
     ask.Look: Nodes.look,
     ask.Claim: Nodes.claim,
     ask.Put: Nodes.put,
@@ -260,7 +260,7 @@ Nodes.answers = {
     ask.NoteLength: Nodes.note_length,
     ask.HandOver: Nodes.hand_over,
     ask.KeepHeld: Nodes.keep_held,
-    ask.Release: Nodes.release,
+    ask.FreeSlot: Nodes.free_slot,
 }
 
 

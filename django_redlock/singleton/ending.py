@@ -15,7 +15,7 @@ from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
 from .pending import discard
-from .questions import Free, HandOver, KeepHeld, LeaveLine, Look, NoteLength, Now, Put, Release, Slot, Steps
+from .questions import Free, FreeSlot, HandOver, KeepHeld, LeaveLine, Look, NoteLength, Now, Put, Slot, Steps
 from .slot import CLAIM, Seen, SlotState
 from .ticket import Permit, Ticket
 
@@ -86,7 +86,7 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
         if (yield from _is_kept_held(run, run.rules.minimum - length)):
             return
     if run.slot:
-        yield Release(run.slot, wait=not hold or run.seen)
+        yield FreeSlot(run.slot, wait=not hold or run.seen)
     elif run.in_queue:
         yield Free(run.ticket.waiting, run.ticket.secret)
 

@@ -13,7 +13,7 @@ from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..keys.task import TaskKey
-from .call import Confirmation
+from .call import ConfirmationWait
 from .driver import Nodes, seen_in, slug_of
 from .options import SingletonOptions
 from .questions import Free, Look, Steps
@@ -260,7 +260,7 @@ class Slots(Generic[P]):
 
     def _confirmed(self, ticket: Ticket) -> Steps[list[tuple[str, Seen]]]:
         """Return the slots of a call, once each caller that has claimed one has sent its message, or is gone."""
-        names, confirmation = tuple(ticket.places(self._task.singleton_options.trails)), Confirmation()
+        names, confirmation = tuple(ticket.places(self._task.singleton_options.trails)), ConfirmationWait()
         while True:
             slots = list(zip(names, (yield Look(names)), strict=True))
             claims = [seen.holder for name, seen in slots if seen.value and not self._id_of(name, seen)]

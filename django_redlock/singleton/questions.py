@@ -61,7 +61,7 @@ class Wall(Question):
 
 
 @dataclass(slots=True)
-class Pause(Question):
+class Sleep(Question):
     """Wait for about this long, between half of it and one and a half."""
 
     seconds: float
@@ -242,7 +242,7 @@ class NoteLength(Question):
 
 
 @dataclass(slots=True)
-class Release(Question):
+class FreeSlot(Question):
     """Free the slot of a run, and report it if it was lost; without *wait*, the release may still be under way."""
 
     slot: Slot
@@ -295,14 +295,14 @@ class Result(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stored(Question):
+class ResultOf(Question):
     """What is stored about the task with this id? The answer is a :class:`Result`."""
 
     task_id: str
 
 
 @dataclass(slots=True)
-class Store(Question):
+class StoreOutcome(Question):
     """
     Store the outcome of a message that ends without a run. The answer is None, or the error if it was not stored.
 
@@ -313,7 +313,7 @@ class Store(Question):
     outcome: Any
 
 
-class Refused(NamedTuple):
+class NotSent(NamedTuple):
     """
     A message was not accepted.
 
@@ -332,7 +332,7 @@ class Send(Question):
     Send the message, and confirm its claim if it has one; if that fails, its slot is freed.
 
     For a call, the answer is what the framework returns, and an error is raised. For a message in a worker, which is
-    put back into the queue, the answer is None, or :class:`Refused`.
+    put back into the queue, the answer is None, or :class:`NotSent`.
 
     Args:
         ticket: The ticket that the message carries.

@@ -221,7 +221,7 @@ class Enqueuing(Nodes):
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
         after_commit(partial(self.confirm, named, ttl), getattr(result, "db_result", None))
 
-    def stored(self, question: ask.Stored) -> Result:
+    def result_of(self, question: ask.ResultOf) -> Result:
         """Return the state of a row, from whichever backend has it."""
         silent = False
         for alias in dict.fromkeys((self.task.backend, *task_backends)):
@@ -245,7 +245,7 @@ class Enqueuing(Nodes):
         stored = stored_here(ticket.using, ticket.waiting, question.secret)
         return stored.task_id if stored else ""
 
-    answers = Nodes.answers | {ask.Send: send, ask.Stored: stored, ask.StoredHere: stored_here}
+    answers = Nodes.answers | {ask.Send: send, ask.ResultOf: result_of, ask.StoredHere: stored_here}
 
     def _result(self, task_id: str, status: TaskResultStatus, errors: list[TaskError]) -> Any:
         """Return a result that no backend has stored."""

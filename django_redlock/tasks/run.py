@@ -32,7 +32,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
 from ..keys.task import TaskKey, signature_of
 from ..singleton import questions as ask
-from ..singleton.arrival import Fail, Revoke, Row, Run, occupy
+from ..singleton.arrival import Fail, Revoke, Run, TaskRow, occupy
 from ..singleton.driver import Nodes
 from ..singleton.ending import end
 from ..singleton.options import SingletonOptions
@@ -168,7 +168,8 @@ class RowRun(Nodes, Chore):
         super().__init__(ticket.using, function.name, options.times)
         self.function = function
         self.outer = _current.get()  # the run that made this call, on a backend that runs each call at once
-        self.row: Row = Row(ticket, options, within=frozenset(run.row.slot.name for run in under_way() if run.row.slot))
+        within = frozenset(run.row.slot.name for run in under_way() if run.row.slot)
+        self.row: TaskRow = TaskRow(ticket, options, within)
         self._life: Lease | None = None
         self._execution = self.row.run()
         self._outcome = Outcome.EXPIRED  # of freeing the slot
@@ -226,12 +227,12 @@ class RowRun(Nodes, Chore):
         if self._closed and self._life:
             self._life.release()
 
-    def release(self, question: ask.Release) -> Outcome:
+    def free_slot(self, question: ask.FreeSlot) -> Outcome:
         """Free the slot, and remember the outcome for a body that asks later."""
-        self.row.slot, self._outcome = None, super().release(question)
+        self.row.slot, self._outcome = None, super().free_slot(question)
         return self._outcome
 
-    answers = Nodes.answers | {ask.ShowLife: show_life, ask.Release: release}
+    answers = Nodes.answers | {ask.ShowLife: show_life, ask.FreeSlot: free_slot}
 
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""

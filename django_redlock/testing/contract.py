@@ -47,8 +47,8 @@ LONGEST = 12.0  # seconds that a lock of 10 seconds may still be held for: a sto
 T = TypeVar("T")
 
 
-class Threads:
-    """Code that blocks; see :class:`Tasks` for its twin."""
+class BlockingCode:
+    """Code that blocks; see :class:`AsyncioCode` for its twin."""
 
     def acquire(self, lock: Lock) -> Any:
         """Take a lock."""
@@ -86,7 +86,7 @@ class Threads:
             manager.close()
 
 
-class Tasks:
+class AsyncioCode:
     """Code in an event loop."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Tasks:
         self._runner.close()
 
 
-Flavour = Threads | Tasks
+Flavour = BlockingCode | AsyncioCode
 OpenNodes = Callable[[int], Sequence[Node]]
 Make = Callable[..., LockManager]
 
@@ -163,7 +163,7 @@ class NodeContract:
         """
         raise NotImplementedError("override the fixture open_nodes")
 
-    @pytest.fixture(params=[Threads, Tasks], ids=["blocking", "asyncio"])
+    @pytest.fixture(params=[BlockingCode, AsyncioCode], ids=["blocking", "asyncio"])
     def caller(self, request: pytest.FixtureRequest, managers: list[LockManager]) -> Iterator[Flavour]:
         """Each flavour of code that uses locks."""
         flavour: Flavour = request.param()
@@ -175,7 +175,7 @@ class NodeContract:
         """The managers of a test, which are closed at its end."""
         made: list[LockManager] = []
         yield made
-        Threads().close(made)
+        BlockingCode().close(made)
 
     @pytest.fixture
     def make(self, open_nodes: OpenNodes, managers: list[LockManager]) -> Make:

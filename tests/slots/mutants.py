@@ -17,7 +17,7 @@ from django_redlock.engine.manager import LockManager, fresh_secret
 from django_redlock.exceptions import LockTakenError
 from django_redlock.singleton import arrival, call, driver, ending, pending, slot
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultState, Send, Stored
+from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultOf, ResultState, Send
 from django_redlock.singleton.slot import FREE, Holder, SlotState
 from django_redlock.singleton.ticket import Ticket
 from tests.machine import mutation
@@ -168,7 +168,7 @@ def asks_plainly(right: Any) -> Any:
         state = arrived.task.backend.get_task_meta(question.task_id)["status"]
         return Result(ResultState.SUCCESS if state == "SUCCESS" else ResultState.ABSENT)
 
-    return right | {Stored: stored}
+    return right | {ResultOf: stored}
 
 
 def counts_as_queued(right: Any) -> Any:

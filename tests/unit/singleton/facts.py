@@ -81,7 +81,7 @@ class Facts:
     results: Mapping[str, Result] = field(default_factory=dict)
     silent: tuple[type[ask.Question], ...] = ()
     silent_for: float | None = None
-    refuses: ask.Refused | None = None
+    refuses: ask.NotSent | None = None
     cannot_store: bool = False
     lost: bool = False
     length: float = 0.0
@@ -136,7 +136,7 @@ class Facts:
         match question:
             case ask.Now() | ask.Wall():
                 return self.now
-            case ask.Pause(seconds):
+            case ask.Sleep(seconds):
                 self.now += seconds
             case ask.Look(names):
                 return tuple(self.locks.get(name, FREE) for name in names)
@@ -156,7 +156,7 @@ class Facts:
                 return FakeSlot(ticket.running, own or secret("e"), self.lost)
             case ask.Free(name, own):
                 return self._free(name, own)
-            case ask.Release(slot):
+            case ask.FreeSlot(slot):
                 return self._free(slot.name, slot.secret)
             case ask.HandOver(slot, ticket):
                 self._put(ticket.waiting, "claimed", ticket.secret, ticket.task_id, slot.secret, True, "")
@@ -169,9 +169,9 @@ class Facts:
                     return self.decide(decision)
                 except LockTakenError as taken:
                     raise QuorumUnavailableError(taken.name) from taken
-            case ask.Stored(task_id):
+            case ask.ResultOf(task_id):
                 return self.results.get(task_id, Result(ResultState.ABSENT))
-            case ask.Store() if self.cannot_store:
+            case ask.StoreOutcome() if self.cannot_store:
                 return OSError("full")
             case ask.Send() if self.refuses:
                 return self.refuses

@@ -17,8 +17,8 @@ from django_redlock.singleton.arrival import (
     Message,
     PutBack,
     Revoke,
-    Row,
     Run,
+    TaskRow,
     arrive,
     cancel,
     enter,
@@ -68,7 +68,7 @@ ENDED, FAILED = (
     {"mine": ask.Result(ask.ResultState.FAILURE, ValueError("no"))},
 )
 SILENT = {"mine": ask.Result(ask.ResultState.SILENT, OSError("away"))}
-AWAY, FULL = (ask.Take, ask.Look), ask.Refused(OSError("full"), False)
+AWAY, FULL = (ask.Take, ask.Look), ask.NotSent(OSError("full"), False)
 
 # Messages, and options
 UNSLOTTED = TICKET.without_slot
@@ -536,7 +536,7 @@ ROWS = [
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_row(case: Case) -> None:
     """A row takes its slot, also from any row that only waits, and waits in its worker for the end of a run."""
-    row, facts = scene(Row, ticket=UNSLOTTED, **case.about)
+    row, facts = scene(TaskRow, ticket=UNSLOTTED, **case.about)
 
     verdict = facts.decide(occupy(row))
 
@@ -565,13 +565,13 @@ def test_row_looks_again_before_it_begins(note: Any, withdrawn: bool, verdict: t
                 raise LockTakenError(question.name)
             return super().answer(question)
 
-    assert isinstance(Later().decide(occupy(scene(Row, ticket=UNSLOTTED)[0])), verdict)
+    assert isinstance(Later().decide(occupy(scene(TaskRow, ticket=UNSLOTTED)[0])), verdict)
 
 
 def test_row_takes_a_permit_from_no_row() -> None:
     """A row that waits has the whole lock, from before a deploy with another scope."""
     for limit, adopted in ((1, secret("b")), (3, "")):
-        row, facts = scene(Row, **SERIAL, limit=limit, locks=OTHER_WAITS, ends_soon=True)
+        row, facts = scene(TaskRow, **SERIAL, limit=limit, locks=OTHER_WAITS, ends_soon=True)
         assert isinstance(facts.decide(occupy(row)), Run)
         assert facts.asked_for(ask.Take)[0].ticket.secret == adopted
 

@@ -8,7 +8,7 @@ import pytest
 from django_redlock import QuorumUnavailableError
 from django_redlock.singleton.call import Call, Joined, Refused, Sent, Skipped, send, send_owned, store
 from django_redlock.singleton.ending import Execution
-from django_redlock.singleton.questions import Claim, InTurn, Look, Put, Release, Result, ResultState, Send
+from django_redlock.singleton.questions import Claim, FreeSlot, InTurn, Look, Put, Result, ResultState, Send
 from django_redlock.singleton.slot import Record, Seen
 
 from .facts import (
@@ -219,7 +219,7 @@ def test_run_notes_that_it_sends_a_retry_before_its_slot_is_free() -> None:
 
     _, facts = decided(lambda call: send_owned(call, run, 1), **SERIAL, locks=OWN_RUN)
 
-    assert [type(each) for each in facts.asked if isinstance(each, (Put, Release, Send))] == [Put, Release, Send]
+    assert [type(each) for each in facts.asked if isinstance(each, (Put, FreeSlot, Send))] == [Put, FreeSlot, Send]
     assert facts.locks["done:mine:0"].secret == run.noted
 
 

@@ -22,7 +22,7 @@ from django_redlock.singleton.ending import (
     shorten,
 )
 from django_redlock.singleton.pending import begin, discard, keep, look_up
-from django_redlock.singleton.questions import Free, LeaveLine, Look, NoteLength, Put, Release
+from django_redlock.singleton.questions import Free, FreeSlot, LeaveLine, Look, NoteLength, Put
 from django_redlock.singleton.ticket import Permit, began_secret
 
 from .facts import BOTH, NAME, NEXT, OWN, QUEUE, QUEUED, RUN, SERIAL, TICKET, Case, Facts, FakeSlot, by, scene, secret
@@ -248,7 +248,7 @@ def test_release_is_waited_for_where_somebody_could_see_it(seen: bool, hold: boo
 
     facts.decide(end(run, hold=hold))
 
-    assert [each.wait for each in facts.asked_for(Release)] == [waits]
+    assert [each.wait for each in facts.asked_for(FreeSlot)] == [waits]
 
 
 # The record of a pending call

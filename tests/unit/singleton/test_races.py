@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.singleton.arrival import Row, Run, cancel, occupy
+from django_redlock.singleton.arrival import Run, TaskRow, cancel, occupy
 
 from .facts import BOTH, QUEUE, QUEUED, TICKET, by, scene
 
@@ -15,7 +15,7 @@ def test_row_that_is_cancelled_while_it_begins(scope: Any) -> None:
     """Either it does not run, or ``cancel()`` says that no row waits, whatever the worker and the caller do first."""
     outcomes = set()
     for turns in product((0, 1), repeat=10):
-        row, facts = scene(Row, ticket=TICKET.without_slot, **scope)
+        row, facts = scene(TaskRow, ticket=TICKET.without_slot, **scope)
         place = row.ticket.waiting
         facts.locks = by("mine", QUEUED, name=place, own="a")
         steps = facts.steps(occupy(row)), facts.steps(cancel(row.ticket, place, facts.locks[place], 60.0))
