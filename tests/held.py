@@ -1,19 +1,25 @@
 """Held locks in any state, written straight into nodes in memory: what the tests of lists, pages and commands share."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 
-from django_redlock import Lease, locks
-from django_redlock.core.names import Owner, encode, fingerprint, slug
+from django_redlock import Lease, Lock, locks
+from django_redlock.core.names import HolderKind, Owner, encode, fingerprint, slug
+from django_redlock.core.round import Round
+from django_redlock.engine.driver import Driver
+from django_redlock.engine.manager import owner_here
 from django_redlock.inventory import LockReport, find_lock, find_locks
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.models import key_of
+from django_redlock.nodes.inspection import Finding
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 A, B = "a" * 32, "b" * 32  # secrets
@@ -57,6 +63,29 @@ def put_each(nodes: Iterable[MemoryNode], text: str, *lefts: float | None, name:
     """Write *text* to as many nodes as there are *lefts*, with a time for each."""
     for node, left in zip(nodes, lefts, strict=False):
         node.store.put(slug(name), text, left)
+
+
+def held_by(name: str, kind: HolderKind = "task", label: str = "", ref: str = "", **how: Any) -> Lock:
+    """Return a lock whose holder is described in this way; nobody renews it, unless *how* says so."""
+    return locks["default"].on_behalf(name, owner_here(kind, label, ref), **{"renew": False, **how})
+
+
+def note_rounds(patch: pytest.MonkeyPatch, after: Callable[[], object] = lambda: None) -> list[Round]:
+    """Return a list of the rounds that are asked from now on; *after* is called after each."""
+    asked, ask = [], Driver.ask
+
+    def noted(driver: Driver, round: Round) -> None:
+        asked.append(round)
+        ask(driver, round)
+        after()
+
+    patch.setattr(Driver, "ask", noted)
+    return asked
+
+
+def findings(kind: str) -> list[Finding]:
+    """Return what the doctor finds of this kind."""
+    return [finding for finding in diagnose().findings if finding.id == kind]
 
 
 def shown(found: Lease | str) -> str:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from django_redlock import lock, locks
-from django_redlock.engine.manager import owner_here
+from django_redlock import lock
 from django_redlock.inventory import find_lock
+from tests.held import held_by
 from tests.waiting import wait_until
 
 from .conftest import expect
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 def held(site):
     """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
     name = "shop.tasks.import_catalogue"
-    lease = locks["default"].on_behalf(name, owner_here("task", name, "7f3a"), ttl=600, renew=False).acquire()
+    lease = held_by(name, "task", name, "7f3a", ttl=600).acquire()
     while find_lock(name).votes < 5:
         lease.extend()
     return lease
@@ -190,9 +190,7 @@ def test_the_pages_can_be_read_without_javascript(held, open_page):
 
 def taken(name: str, *, kind="task", label="", ref="", **how):
     """Hold a lock that nobody renews."""
-    return (
-        locks["default"].on_behalf(name, owner_here(kind, label, ref), **{"ttl": 600, "renew": False, **how}).acquire()
-    )
+    return held_by(name, kind, label, ref, **{"ttl": 600, **how}).acquire()
 
 
 def tab_to(page, selector: str, key: str = "Tab"):

@@ -22,9 +22,8 @@ from django_redlock.inventory import (
     force_release,
     held_locks,
 )
-from django_redlock.inventory.doctor import diagnose
 from django_redlock.testing import Servers
-from tests.held import LIST, client_of, found, run
+from tests.held import LIST, client_of, findings, found, run
 from tests.holder import holding, wait_until_held
 from tests.managers import on_each
 from tests.waiting import wait_until
@@ -336,7 +335,7 @@ def test_keys_of_another_type_are_named(five, db, kind):
         taken(wait=0.5, **how).release()
 
     listed = run("redlock_list")
-    findings = [finding for finding in diagnose().findings if finding.id == "wrong-type"]
+    found_wrong = findings("wrong-type")
 
     place = held_locks().nodes[0].name
     assert f"DEL {key} ({place})" in listed[1]
@@ -345,8 +344,8 @@ def test_keys_of_another_type_are_named(five, db, kind):
     ]
     assert f"DEL {key} ({place})" in run("redlock_inspect", "orders:7")[1]
     assert f"DEL {key} ({place})" in unescape(client_of("view_heldlock").get(LIST).content.decode())
-    assert [(finding.node, finding.level) for finding in findings] == [(place, "error")]
-    assert ("'orders:7'" in findings[0].text, f"DEL {key}" in findings[0].remedy) == (True, True)
+    assert [(finding.node, finding.level) for finding in found_wrong] == [(place, "error")]
+    assert ("'orders:7'" in found_wrong[0].text, f"DEL {key}" in found_wrong[0].remedy) == (True, True)
     with five[0].client() as client:
         client.delete(key)
     assert ("DEL" in run("redlock_list")[1], held_locks().wrong_type) == (False, ())

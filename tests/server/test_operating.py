@@ -17,11 +17,10 @@ from io import StringIO
 import pytest
 from django.test import override_settings
 
-from django_redlock import Lease, lock, locks
-from django_redlock.engine.manager import owner_here
+from django_redlock import Lease, lock
 from django_redlock.inventory import ask_to_stop, find_lock, force_release, held_locks
 from django_redlock.testing import Servers
-from tests.held import Terminal, found, run
+from tests.held import Terminal, found, held_by, run
 from tests.waiting import wait_until
 
 
@@ -199,7 +198,7 @@ def test_polite_release_of_a_holder_that_never_checks(five, monkeypatch):
     assert (lease.extend(), lease.reason) == (False, "revoked")
 
     monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
-    locks["default"].on_behalf("orders:7", owner_here("task", ref="id-1"), renew=False).acquire()
+    held_by("orders:7", ref="id-1").acquire()
     out, err, code = run("redlock_release", "orders:7", "--revoke-task", interactive=False)
     assert ("orders:7: released." in out, code) == (True, 5)
     assert "could not be told to revoke task id-1: OperationalError" in err

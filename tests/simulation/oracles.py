@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from django_redlock import Lease
 from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
-from django_redlock.engine.lease import Lease
 from tests.machine.network import Observer
 from tests.machine.world import World
 

@@ -7,9 +7,9 @@ from inspect import signature
 from random import Random
 from typing import Any
 
+from django_redlock import Lease
 from django_redlock.core.admission import OLD
 from django_redlock.core.protocol import Survey
-from django_redlock.engine.lease import Lease
 from django_redlock.exceptions import LockTakenError, RedlockError
 from tests import consensus
 from tests.machine.network import Node

@@ -4,12 +4,10 @@ import json
 import math
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
-from django_redlock.engine.driver import Driver
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -21,7 +19,7 @@ from django_redlock.inventory import (
     held_locks,
     stale_keys,
 )
-from tests.held import A, B, nodes_in_memory, put_each, shown, value
+from tests.held import A, B, nodes_in_memory, note_rounds, put_each, shown, value
 from tests.managers import stop_time
 
 
@@ -256,13 +254,11 @@ def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypa
 @pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
 def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
     """A page waits for a silent node once, and for less than a second, even where a lock would wait for longer."""
-    asked: list[float] = []
-    ask = Driver.ask
-    monkeypatch.setattr(Driver, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
+    asked = note_rounds(monkeypatch)
     with nodes_in_memory(node_timeout=timeout):
         held_locks(seconds=seconds)
 
-    assert set(asked) == {patience}
+    assert {round.timeout for round in asked} == {patience}
 
 
 def test_what_others_wrote_is_cut(five):
@@ -283,16 +279,13 @@ def test_what_others_wrote_is_cut(five):
 
 def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = math.inf) -> None:
     """Let each of the first rounds of questions take some time."""
-    manager, clock, ask = locks["default"], [1000.0], Driver.ask
+    manager, clock = locks["default"], [1000.0]
     monkeypatch.setattr(manager, "runtime", replace(manager.runtime, clock=lambda: clock[0]))
 
-    def slowly(self: Driver, round: Any) -> None:
-        nonlocal rounds
-        ask(self, round)
-        clock[0] += seconds if rounds > 0 else 0.0
-        rounds -= 1
+    def slowly() -> None:
+        clock[0] += seconds if len(asked) <= rounds else 0.0
 
-    monkeypatch.setattr(Driver, "ask", slowly)
+    asked = note_rounds(monkeypatch, slowly)
 
 
 def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from django_redlock import LockLostError, locks
-from django_redlock.engine.manager import owner_here
+from django_redlock import LockLostError
 from tests.conftest import needs
+from tests.held import held_by
 from tests.managers import wait_until
 
 from . import project
@@ -104,8 +104,7 @@ def test_body_notices_that_its_slot_was_lost(started, prefork, stages, what):
         for call in calls.values():
             task("spin").singleton.release(call, force=True)
             name = task("spin").singleton.key(call)
-            lock = locks["default"].on_behalf(name, owner_here("task", "else", "somebody else"), wait=10, ttl=60)
-            others.enter_context(lock)
+            others.enter_context(held_by(name, "task", "else", "somebody else", wait=10, ttl=60, renew=True))
         for queue, call in calls.items():
             with pytest.raises(LockLostError):
                 answer(results[queue])

@@ -11,10 +11,10 @@ from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
 from django_redlock import InvalidRedlockError, LockLostError, lock, locks
-from django_redlock.engine.manager import owner_here
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
 from django_redlock.views import locked_view
+from tests.held import held_by
 from tests.managers import Flavour
 
 TIMEOUT = 0.25  # seconds: the node timeout of these locks
@@ -61,7 +61,7 @@ def silence(sim: Simulation, *nodes: int) -> None:
 def test_what_decides_how_the_release_goes(passed: Any, option: Any, kind: Any, sends: bool):
     """The lock decides, then the settings; otherwise only the end of a task's run or of a view sends its release."""
     with simulation(release=option):
-        with locks["default"].on_behalf("a", owner_here(kind), release=passed).acquire() as lease:
+        with held_by("a", kind, release=passed).acquire() as lease:
             assert lease.hold.waits_at_end is not sends
 
 
