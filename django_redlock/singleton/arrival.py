@@ -1,10 +1,10 @@
 """
-Decide about a message in a worker: it runs, ends without a run, or goes back into the queue (internal).
+Decide about a message in a worker: it runs, ends without a run, or goes back to the broker (internal).
 
 :func:`arrive` decides that for a message of a broker, and :func:`occupy` for a row of Django's tasks, which nobody can
 put back. Read from :func:`arrive` downwards: steps 1, 2 and 4 are taken in this order, and each returns a verdict, or
 None to go on. From any of them the message may give way to another holder (3), do without somebody that does not answer
-(5), or go back into the queue (6). If the broker refuses it, it fails; with late acknowledgement, the broker delivers
+(5), or go back to the broker (6). If the broker refuses it, it fails; with late acknowledgement, the broker delivers
 this same message again.
 
 A *slot* is a lock. A message's ticket has the names of its slots:
@@ -13,18 +13,23 @@ A *slot* is a lock. A message's ticket has the names of its slots:
 * ``running`` is that of its run; empty with ``scope="until_executing"``, whose runs have none.
 * ``waiting`` is the one that it has held, under ``secret``, since it was sent; it may be the same as ``running``.
 
-:class:`~.questions.Take` exchanges the slot of this secret for that of the run, which has a secret of its own. It also
-takes a free slot: a message whose slot has lapsed meanwhile runs, too, unless another one has taken it since. It
-refuses every slot that another holder has, or a run of this same message; then step 3 decides. A run that sends a retry
-leaves it the slot under a new secret before it ends; the retry counts as *unfinished*. A message that waits for its
-slot keeps its place in the queue of that lock; see :mod:`.line`. A *trailing* ticket is that of a pending call; see
-:mod:`.pending`. A slot is *claimed* for a moment until its message was sent, and *held* when its run is over.
+:class:`~.questions.Take` asks for the slot ``running``. If that is the slot that the message has held until now, it
+passes to the run, under a secret of its own. If it is free, the message takes it: one whose slot has lapsed runs, too.
+If another holder has it, or a run of this same message, it is refused, and step 3 decides. Only slots of runs exclude
+each other: whoever has ``waiting`` by now keeps no message from its run.
+
+A slot is *claimed* for a moment until its message was sent, and *held* when its run is over. A run that retries leaves
+the slot to the retry, under a new secret, before it sends it; so the retry does not meet that run. A *trailing* ticket
+is that of a pending call, see :mod:`.pending`; once that has begun, its ticket, and that of its retry, is as any other.
+A message that waits for its slot has a place in the *line* of that lock, where its ``stamp`` says who came first; see
+:mod:`.line`. A place that has lapsed is taken anew, by the same stamp.
 
 A ``Seen`` has the nodes' replies about a lock: its ``value``, ``holder`` and ``owner`` are known to a quorum, its
-``sightings`` to some node at least. A result is *silent* if its store does not answer, *known* if it has answered,
-*final* if the task has ended, and *done* if it has ended without a failure, which its framework might repeat. A run
-whose message may be delivered again leaves a note when its body has returned (it is done), or when it has sent a retry
-or a replacement (another one goes on); none when it failed.
+``sightings`` to some node at least. A result is *silent* if its store does not answer: it is then neither known, final
+nor done. It is *known* if the store has answered, *final* if the task has ended, and *done* if it has ended in another
+way than by a failure, which its framework might repeat; so a revoked task is done. A run whose message may be delivered
+again leaves a note when its body has returned (it is done), or when it has sent a retry or a replacement (another one
+goes on); none when it failed.
 """
 
 import logging
@@ -37,7 +42,7 @@ from typing import Any, NamedTuple, cast
 from ..core.names import GOES_ON, NOTE, SENDS
 from ..core.protocol import QUEUE_CAP, Outcome
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
-from .ending import Execution, end, give_back, leave_queue
+from .ending import Execution, end, free_waiting, give_back
 from .line import GRACE, IDLE, SHORTEST, SOON, Expected, Wait
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
@@ -107,10 +112,10 @@ class Message:
         error: The class of the error about another holder.
         slot: The slot of its run, once it has that.
         holder_known: Whether another holder is known to have that slot.
-        began: Whether it belongs to a pending call, and a copy of it has begun a run.
+        copy_began: Whether it belongs to a pending call, and a copy of it has begun a run.
         is_back: Whether it has gone back to the broker.
-        ahead: How many waiters came before it when the slot of its run was refused last; None if it waits in no queue.
-        free: Whether that slot was free then, but for them.
+        ahead: How many waiters came before it when the slot of its run was refused last; None if it waits in no line.
+        free_but_queued: Whether that slot was free then, but for them.
     """
 
     ticket: Ticket
@@ -128,10 +133,10 @@ class Message:
     error: type[DuplicateTask] = DuplicateTask
     slot: Slot | None = None
     holder_known: bool = False
-    began: bool = False
+    copy_began: bool = False
     is_back: bool = False
     ahead: int | None = None
-    free: bool = False
+    free_but_queued: bool = False
 
     @property
     def id(self) -> str:
@@ -171,8 +176,8 @@ class Message:
         """
         return self.late and self.rules.redelivery != "drop" and not self.inline and bool(self.ticket.secret)
 
-    def run(self, in_queue: bool = False, since: float = 0.0) -> Execution:
-        """Return its run; *in_queue* if the message still holds the slot of a waiting message."""
+    def run(self, still_waiting: bool = False, since: float = 0.0) -> Execution:
+        """Return its run; *still_waiting* if the message still holds the slot of a waiting message."""
         ticket, note, remembered = self.ticket, "", REMEMBERED
         # A delayed message may have waited for longer than the broker's visibility timeout, and so may one that the
         # worker kept behind other runs.
@@ -182,7 +187,7 @@ class Message:
             remembered = REMEMBERED if self.stores else max(REMEMBERED, self.rules.queue_ttl)
         about: Any = {"seen": self.stores, "inline": self.inline, "note": note, "remembered": remembered}
         about["returns"] = self.returns
-        return Execution(ticket, self.rules, self.slot, since, in_queue, **about)
+        return Execution(ticket, self.rules, self.slot, since, still_waiting, **about)
 
 
 # The verdicts
@@ -215,7 +220,7 @@ class Revoke(NamedTuple):
 
 class PutBack(NamedTuple):
     """
-    It is back in the queue.
+    It is back at the broker.
 
     Args:
         reason: Why, for people.
@@ -265,13 +270,13 @@ def _decide(message: Message) -> Steps[Verdict]:
             yield from (_take_pending(message) if was_pending else _take(message))
         )
     except QuorumUnavailableError as error:
-        return (yield from _without_nodes(message, error))
+        return (yield from _without_nodes_before(message, error))
     if verdict:
         return verdict
     try:
         verdict = yield from _look_once_more(message, was_pending)
     except (QuorumUnavailableError, LockLostError) as error:
-        return (yield from _without_nodes(message, error, has_slot=True))
+        return (yield from _without_nodes_after(message, error))
     if verdict:
         yield from end(message.run(), hold=False)
         message.slot = None
@@ -310,7 +315,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     ====================  ==========================================  ===========================
     a note says           and the store says                          the message
     ====================  ==========================================  ===========================
-    it is done            the same, or there is no store              ends
+    it is done            the same, or nobody stores results          ends
     it is done            nothing yet, a failure, or it is silent     is put back until the note ends
     it sends another one  (it is not asked)                           is put back until the note says more, or ends
     another one goes on   (it is not asked)                           ends
@@ -332,21 +337,22 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     owner = note.owner
     if owner and owner.state == SENDS:
         return (yield from _await_outcome(message))
-    if not message.stores or (owner and owner.state == GOES_ON):
+    if owner and owner.state == GOES_ON:
+        return done
+    if not message.stores:
         return done if owner else None
     # The store knows only the id. Of a message that is not a copy, the id is its alone if its ticket has a secret: then
     # this package has sent it.
     if not (owner or copy or (may_be_copy and ticket.secret)):
         return None
     stored: Result = yield ResultOf(message.id)
+    if owner:  # it is done
+        is_stored = stored.state.done or stored.state is ResultState.UNKNOWN
+        return done if is_stored else (yield from _await_outcome(message))
     if stored.state is ResultState.SILENT:
-        if owner:
-            return (yield from _await_outcome(message))
         # Nothing suggests that a message is done that is no copy: a worker that runs a copy leaves a note.
         return (yield from _without_results(message, stored.value)) if copy else None
-    if owner and stored.state.known and not stored.state.done:
-        return (yield from _await_outcome(message))
-    return done if stored.state.done or (owner and not stored.state.known) else None
+    return done if stored.state.done else None
 
 
 def _follow(message: Message, other: Result) -> Steps[Verdict | None]:
@@ -415,36 +421,37 @@ def _take(message: Message) -> Steps[Verdict | None]:
             if not (yield from _take_running(message, ticket)):
                 return None
     if message.waits_in_line:
-        refusal = yield from _wait_in_process(message, refusal, (yield from _time_to_wait(message, holder)).is_short)
+        refusal = yield from _wait_in_process(message, refusal, holder)
         if not refusal:
             return None
         holder = _holder(message, refusal)
     return (yield from _give_way(message, holder))
 
 
-def _wait_in_process(message: Message, refusal: LockTakenError, is_short: bool) -> Steps[LockTakenError | None]:
+def _wait_in_process(message: Message, refusal: LockTakenError, holder: Holder) -> Steps[LockTakenError | None]:
     """
     Wait a little for the slot if it is the message's turn in a moment; return the last error if it is still taken.
 
     If the slot was free when the message was put back, is free now and a moment later, and at least as many come first
     as then, all of them are away: they have expected longer runs. Nobody knows for how long, so this message overtakes
-    them. Not so with permits: one may be free while the first in the queue waits until all of them are.
+    them. Not so with permits: one may be free while the first in the line waits until all of them are.
     """
     ahead, ticket = message.ahead or 0, message.ticket
-    stands = message.free and 0 <= ticket.behind <= ahead and ticket.limit == 1
+    is_short = (yield from _time_to_wait(message, holder)).is_short
+    stands = message.free_but_queued and 0 <= ticket.behind <= ahead and ticket.limit == 1
     if not (is_short or stands):
         return refusal
     again = yield from _take_running(message, ticket, wait=SOON if is_short else IDLE)
-    if again and stands and message.free and (message.ahead or 0) >= ahead:
+    if again and stands and message.free_but_queued and (message.ahead or 0) >= ahead:
         again = yield from _take_running(message, ticket, barge=True)
-        if not again:  # only the first in the queue leaves it with its slot
+        if not again:  # only the first in the line leaves it with its slot
             yield LeaveLine(ticket)
     return again
 
 
 def _join_line(message: Message) -> Steps[None]:
     """
-    Give a message that will wait for its slot its place in the queue of the slot, in the order of arrival at workers.
+    Give a message that will wait for its slot its place in the line of the slot, in the order of arrival at workers.
 
     The message of a pending call needs none: nobody else waits with it.
     """
@@ -462,7 +469,7 @@ def _take_running(
     """
     Take the slot for the run; return the error that names the holder if it is taken.
 
-    A message that waits keeps its place in the queue for *away* seconds then.
+    A message that waits keeps its place in the line for *away* seconds then.
 
     Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps nobody
     from running: the entries of that slot are freed. If that message still comes, it runs as well.
@@ -481,7 +488,7 @@ def _take_running(
                 yield Free(ticket.running, remains.secret)
             message.slot = yield take
     except LockTakenError as refusal:
-        message.ahead, message.free = refusal.ahead, refusal.queued
+        message.ahead, message.free_but_queued = refusal.ahead, refusal.queued
         return refusal
     return None
 
@@ -503,7 +510,7 @@ def _holder(message: Message, refusal: LockTakenError) -> Holder:
 
 
 def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
-    """Return how long the message has to wait until it is its turn."""
+    """Return how long the message has to wait until it is its turn: as long as the runs before its own, as expected."""
     ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
@@ -518,13 +525,15 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
 
 def _take_pending(message: Message) -> Steps[Verdict | None]:
     """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
-    # Most older messages end here, without waiting for nodes that are away.
+    # Most older messages end here, without waiting for nodes that are away: they are superseded from the moment at
+    # which a newer one is known until long after that has ended.
     if (yield from look_up(message.ticket)).is_superseded():
         return _superseded(message)
+    # A lock that another one takes meanwhile makes the turn fail, as if the nodes had not answered.
     found = yield InTurn(message.ticket, _begin(message), LONGEST_LINE)
     if not isinstance(found, Holder):
         return found  # type: ignore[no-any-return]
-    if not message.began and found.task_id == message.id:  # a run with older arguments, not a copy of this one
+    if not message.copy_began and found.task_id == message.id:  # a run with older arguments, not a copy of this one
         found = Holder(None, found.state, found.retry_after)
     return (yield from _give_way(message, found))
 
@@ -536,25 +545,25 @@ def _begin(message: Message) -> Steps[Verdict | Holder | None]:
         return _superseded(message)
     if pending.has_begun():
         # It is a copy, though the broker may not have marked it: another worker ran it, or discarded it without a run.
-        message.began, message.ticket = True, replace(message.ticket, redelivered=True)
+        message.copy_began, message.ticket = True, replace(message.ticket, redelivered=True)
         if verdict := (yield from _leave_if_done(message, may_be_copy=True)):
             return verdict
         if message.rules.redelivery == "drop":
             return (yield from _end_copy(message))
     if holder := (yield from _take_for_pending(message)):
         message.holder_known = True
-        if not message.began:
+        if not message.copy_began:
             yield from keep(pending, message.lifetime)
         return holder
     try:
         yield from begin(pending, message.rules)  # from here on, no later call takes it over
-    except (LockTakenError, QuorumUnavailableError):  # either makes the turn fail, as if no node had answered
+    except (LockTakenError, QuorumUnavailableError):
         yield from end(message.run(), hold=False)
         message.slot = None
         raise
     message.ticket = message.ticket.begun
     if not message.ticket.running and message.rules.minimum:
-        yield from leave_queue(message.ticket, message.rules)  # so that its slot is held before the turn ends
+        yield from free_waiting(message.ticket, message.rules)  # so that its slot is held before the turn ends
     return None
 
 
@@ -565,13 +574,13 @@ def _superseded(message: Message) -> Leave:
 def _take_for_pending(message: Message) -> Steps[Holder | None]:
     """Take the slot of the run of a pending call, if runs have one; return the holder that comes first."""
     ticket = message.ticket.begun
-    if ticket.queue != ticket.running and not message.began:
-        (first,) = yield Look((ticket.queue,))  # a retry, a call that has links, or a run that is over but held
+    if ticket.queued != ticket.running and not message.copy_began:
+        (first,) = yield Look((ticket.queued,))  # a retry, a call that has links, or a run that is over but held
         if first.value:
             return cast(Holder, first.holder)
     if not ticket.running:
         return None
-    if not message.began:
+    if not message.copy_began:
         # Nobody can have left the slot of a run to this message yet. If it named its secret all the same, a node that
         # does not know of the present run would grant the slot in place of that secret, and remember it as replaced.
         # Then it would refuse the record, which has the same secret, and an older message would run.
@@ -585,7 +594,7 @@ def _take_for_pending(message: Message) -> Steps[Holder | None]:
 
 def _give_way(message: Message, holder: Holder) -> Steps[Verdict | None]:
     """
-    End the message or put it back into the queue, because *holder* has its slot; None if it got the slot after all.
+    End the message or put it back, because *holder* has its slot; None if it got the slot after all.
 
     A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller was
     promised the run, and only the death of a process kept that from its end.
@@ -621,7 +630,7 @@ def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None
         LockLostError: The questions took longer than the lease.
         QuorumUnavailableError: Too few nodes answered.
     """
-    if message.began or not was_pending:
+    if message.copy_began or not was_pending:
         kept = yield Kept()
         if verdict := (yield from _leave_if_done(message, may_be_copy=kept is None or kept > PREFETCHED)):
             return verdict
@@ -630,7 +639,7 @@ def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None
     if message.slot:
         message.slot.ensure()
     if not was_pending:
-        yield from leave_queue(message.ticket, message.rules)
+        yield from free_waiting(message.ticket, message.rules)
     return None
 
 
@@ -649,11 +658,9 @@ def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
 # 5. The nodes or the result store do not answer
 
 
-def _without_nodes(
-    message: Message, error: QuorumUnavailableError | LockLostError, has_slot: bool = False
-) -> Steps[Verdict]:
+def _without_nodes_before(message: Message, error: QuorumUnavailableError) -> Steps[Verdict]:
     """
-    Do what ``on_unavailable`` says for a run, because the nodes do not answer.
+    Do what ``on_unavailable`` says for a run, because the nodes do not answer before the message has its slot.
 
     ========  ==============================================  =======================================
     option    before it has its slot                          after that
@@ -665,31 +672,36 @@ def _without_nodes(
     ========  ==============================================  =======================================
 
     Of a pending call whose result is known, an older message must neither run nor fail. What cannot be put back fails.
-
-    Args:
-        message: The message.
-        error: Their error.
-        has_slot: Whether the message has got its slot, and they have not answered since.
     """
     ticket, how = message.ticket, message.rules.without_nodes("run")
-    if has_slot and how == "run" and isinstance(error, QuorumUnavailableError):
-        log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
-        yield from leave_queue(ticket, message.rules)
-        yield from _stop_watching(message)
-        return Run(message.run(since=(yield Now())))
-    claim = None
-    if has_slot:
-        run = message.run()
-        claim = (yield from give_back(run)) if how == "retry" else None
-        yield from end(run, hold=False)
-        message.slot = None
     if how != "retry" and ticket.trailing and (yield ResultOf(message.id)).state.final:
         return Leave(f"{message.id} has a result, and this message may be an older one.")
-    if how == "run" and not message.holder_known and not has_slot:
+    if how == "run" and not message.holder_known:
         log.warning("%s runs without a slot: %s", printable(ticket.name), error)
         yield from _stop_watching(message)
-        return Run(message.run(in_queue=True, since=(yield Now())))
-    if how == "fail" or message.inline:
+        return Run(message.run(still_waiting=True, since=(yield Now())))
+    return (yield from _until_nodes_answer(message, error))
+
+
+def _without_nodes_after(message: Message, error: QuorumUnavailableError | LockLostError) -> Steps[Verdict]:
+    """Do the same when the message has its slot already; see the table of :func:`_without_nodes_before`."""
+    ticket, how = message.ticket, message.rules.without_nodes("run")
+    if how == "run" and isinstance(error, QuorumUnavailableError):
+        log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
+        yield from free_waiting(ticket, message.rules)
+        yield from _stop_watching(message)
+        return Run(message.run(since=(yield Now())))
+    run = message.run()
+    claim = (yield from give_back(run)) if how == "retry" else None
+    yield from end(run, hold=False)
+    message.slot = None
+    return (yield from _until_nodes_answer(message, error, claim))
+
+
+def _until_nodes_answer(message: Message, error: Exception, claim: Any = None) -> Steps[PutBack | Fail]:
+    """Put the message back, with the slot that it claims; with "fail", or if it cannot be put back, it fails."""
+    ticket = message.ticket
+    if message.rules.without_nodes("run") == "fail" or message.inline:
         return Fail(error)
     # This uses up no retry: without an answer from the nodes, the body must not run.
     shown = None if ticket.trailing else error  # it would overwrite the result of another message of the call
@@ -723,14 +735,14 @@ def _store_outcome(message: Message, verdict: Answer | Fail | Revoke) -> Steps[V
     return (yield from _put_off(message, error)) if error else verdict
 
 
-# 6. Back into the queue
+# 6. Back to the broker
 
 
 def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | None]:
     """
-    Put the message back into the queue until it is its turn; this uses up no retry.
+    Put the message back until it is its turn; this uses up no retry.
 
-    Its place in the queue of the slot is kept for as long as it is away; None if the slot was free at that moment.
+    Its place in the line of the slot is kept for as long as it is away; None if the slot was free at that moment.
     """
     if follow and holder.task_id and message.stores:
         message.ticket = replace(message.ticket, joined=message.ticket.joined or holder.task_id)
@@ -751,7 +763,7 @@ def _wait(message: Message, holder: Holder, follow: bool) -> Steps[Verdict | Non
         return None
     reason = f"{message.id} waits for its slot; it is tried again in {pause:.1f} s."
     # The nodes have answered, so if they do not the next time, the pauses begin to grow then.
-    behind = message.ahead if message.free and message.ahead is not None else -1
+    behind = message.ahead if message.free_but_queued and message.ahead is not None else -1
     again = replace(ticket, waited=ticket.waited + pause, tries=0, behind=behind)
     return (yield from _put_back(message, again, pause, reason))
 
@@ -810,7 +822,7 @@ def _put_off(message: Message, error: Exception) -> Steps[Verdict]:
 def _put_back(
     message: Message, ticket: Ticket, pause: float, reason: str, claim: Any = None, unanswered: Exception | None = None
 ) -> Steps[PutBack | Fail]:
-    """Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one."""
+    """Send the message back to the broker for *pause* seconds, with *ticket*, and confirm its claim if it has one."""
     again = replace(ticket, tries=ticket.tries + 1, redelivered=message.came_again)
     refused: NotSent | None = yield Send(again, claim, pause)
     if refused and (refused.for_good or message.inline or not message.late):
@@ -836,7 +848,7 @@ def expire(ticket: Ticket, rules: SingletonOptions) -> Steps[bool]:
 
     The worker's main process asks this, and Celery ends the task as revoked; it keeps a result that is stored already.
     If it is False, the message arrives as any other. If it is True, or if an operator has revoked the task, the message
-    never arrives here: that process has :func:`~.pending.discard` free its slot and its place in the queue.
+    never arrives here: that process has :func:`~.pending.discard` free its slot and its place in the line.
 
     The newer messages of a pending call have the same id, and so does the run of a message that is delivered again.
     Without nodes, one that waits for them is put back when it arrives, and expires later.
@@ -952,7 +964,7 @@ def _occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
     place = waiting.get(ticket.waiting, FREE)
     if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
         # One that is only claimed may be its own.
-        yield from leave_queue(replace(ticket, secret=place.secret), row.rules)
+        yield from free_waiting(replace(ticket, secret=place.secret), row.rules)
     if wait or ticket.waiting:
         with suppress(QuorumUnavailableError):  # it may have been cancelled meanwhile
             if (yield from _waiting_rows(row, begun=True)) is None:

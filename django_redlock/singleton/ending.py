@@ -36,7 +36,7 @@ class Execution:
         rules: The options of its task.
         slot: The slot of the run; None for a run that has none.
         since: When it began, on the clock of the locks.
-        in_queue: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
+        still_waiting: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
         seen: Whether somebody may read its result and then expect the slot to be free.
         inline: Whether it runs where it was called, so that nobody can read its result by its id.
         note: The name of the note that it is done; empty if it needs none.
@@ -51,7 +51,7 @@ class Execution:
     rules: SingletonOptions
     slot: Slot | None
     since: float = 0.0
-    in_queue: bool = False
+    still_waiting: bool = False
     seen: bool = True
     inline: bool = False
     note: str = ""
@@ -87,7 +87,7 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
             return
     if run.slot:
         yield FreeSlot(run.slot, wait=not hold or run.seen)
-    elif run.in_queue:
+    elif run.still_waiting:
         yield Free(run.ticket.waiting, run.ticket.secret)
 
 
@@ -156,11 +156,11 @@ def note_done(run: Execution, goes_on: bool = False) -> Steps[None]:
         log.warning("could not note that task %s is done; a copy may run: %s", printable(run.ticket.task_id), error)
 
 
-def leave_queue(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
+def free_waiting(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
     """Free the lock that a message held while it waited, unless it is the lock of the run or is to be held."""
     if ticket.waiting == ticket.running or not ticket.secret:
         return
-    if not ticket.running and rules.minimum and ticket.waiting == ticket.queue:
+    if not ticket.running and rules.minimum and ticket.waiting == ticket.queued:
         with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
             about: Any = {"ref": ticket.task_id, "adopt": ticket.secret}
             yield Put(ticket.waiting, rules.minimum, SlotState.HELD, **about)

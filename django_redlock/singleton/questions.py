@@ -136,9 +136,9 @@ class Take(Question):
         ticket: The ticket of the message; its secret is that of the waiting message.
         secret: The secret of the hold; empty draws a fresh one.
         inline: Whether the task runs in the process of its caller, so that nobody can read its result by its id.
-        wait: Seconds to wait for it, in the queue of the lock.
-        away: Seconds for which the message keeps its place in that queue, if the slot is taken; 0.0 for none.
-        barge: Whether to take a free slot although others in that queue come first.
+        wait: Seconds to wait for it, in the line of the lock.
+        away: Seconds for which the message keeps its place in that line, if the slot is taken; 0.0 for none.
+        barge: Whether to take a free slot although others in that line come first.
     """
 
     ticket: Ticket
@@ -190,7 +190,7 @@ class InTurn(Question):
 
 @dataclass(slots=True)
 class LeaveLine(Question):
-    """Give up the place of a message in the queue of its slot; this never raises."""
+    """Give up the place of a message in the line of its slot; this never raises."""
 
     ticket: Ticket
 
@@ -332,7 +332,7 @@ class Send(Question):
     Send the message, and confirm its claim if it has one; if that fails, its slot is freed.
 
     For a call, the answer is what the framework returns, and an error is raised. For a message in a worker, which is
-    put back into the queue, the answer is None, or :class:`NotSent`.
+    sent back to the broker, the answer is None, or :class:`NotSent`.
 
     Args:
         ticket: The ticket that the message carries.

@@ -54,7 +54,7 @@ class Ticket:
         using: Alias in ``REDLOCK``.
         task_id: Id of the message's task.
         secret: Secret of the queued slot; empty if the message was sent without one.
-        tries: How often a worker has put the message back into the queue.
+        tries: How often a worker has sent the message back to the broker.
         scope: The option of this name: which slots there are while the message waits and while it runs.
         number: How many messages of a pending call there have been, including this one; 0 for any other call.
         waited: Seconds for which it has been put back to wait for its slot.
@@ -63,10 +63,10 @@ class Ticket:
         redelivered: Whether the broker had delivered the message again when a worker put it back. A message that is put
             back is a new one for the broker, so it loses the broker's own mark.
         stamp: When a worker first got it, in microseconds since the epoch: the order in which those are served that
-            wait for the same slot; 0 if it has no place in the queue of that slot.
+            wait for the same slot; 0 if it has no place in the line of that slot.
         limit: How many runs may have the slot at once, each with a permit of its own.
         own: The options of the call that differ from those of its task; None for none.
-        behind: How many came before it in that queue when it was put back, if the slot was free then; else -1.
+        behind: How many came before it in that line when it was put back, if the slot was free then; else -1.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Ticket:
     @property
     def waiting(self) -> str:
         """Name of the lock that the message holds while it waits; empty if it holds none."""
-        return self.following if self.number else self.queue
+        return self.following if self.number else self.queued
 
     @property
     def following(self) -> str:
@@ -116,7 +116,7 @@ class Ticket:
         return replace(self, secret="")
 
     @property
-    def queue(self) -> str:
+    def queued(self) -> str:
         """Name of the lock that calls with this key hold while they wait; empty if they hold none."""
         if self.scope == RUNNING:
             return ""
@@ -175,7 +175,7 @@ class Ticket:
             trails: Whether a duplicate may run after the holder.
         """
         after = self.following if trails else ""
-        return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
+        return list(dict.fromkeys(filter(None, (self.running, self.queued, after))))
 
     def pack(self) -> str:
         """Return the text that the message carries."""

@@ -153,12 +153,10 @@ def gives_up(right: Any) -> Any:
 
 
 def lets_it_fail(right: Any) -> Any:
-    def without_nodes(message: Any, error: Any, taken: bool = False) -> Any:
-        if taken:
-            yield from ending.end(message.run(), hold=False)
-            message.slot = None
-            return arrival.Fail(error)
-        return (yield from right(message, error))
+    def without_nodes(message: Any, error: Any) -> Any:
+        yield from ending.end(message.run(), hold=False)
+        message.slot = None
+        return arrival.Fail(error)
 
     return without_nodes
 
@@ -246,7 +244,7 @@ MUTANTS = (
         also=((GaveUp, "agreed", NOBODY_ELSE),),
     ),
     Mutant("the backend decides", ("backend away",), (worker.Arrival, "answers"), asks_plainly),
-    Mutant("silence after the take fails", ("quorum away",), (arrival, "_without_nodes"), lets_it_fail),
+    Mutant("silence after the take fails", ("quorum away",), (arrival, "_without_nodes_after"), lets_it_fail),
     Mutant(
         "what has begun is dropped",
         ("workers die", "workers stop"),
