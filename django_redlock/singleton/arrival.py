@@ -15,8 +15,8 @@ A *slot* is a lock. A message's ticket has the names of its slots:
 
 :class:`~.questions.Take` asks for the slot ``running``. If that is the slot that the message has held until now, it
 passes to the run, under a secret of its own. If it is free, the message takes it: one whose slot has lapsed runs, too.
-If another holder has it, or a run of this same message, it is refused, and step 3 decides. Only slots of runs exclude
-each other: whoever has ``waiting`` by now keeps no message from its run.
+If another holder has it, or a run of this same message, it is refused, and step 3 decides. A slot ``waiting`` that is
+another one than ``running`` keeps no message from its run, whoever has it by now.
 
 A slot is *claimed* for a moment until its message was sent, and *held* when its run is over. A run that retries leaves
 the slot to the retry, under a new secret, before it sends it; so the retry does not meet that run. A *trailing* ticket
@@ -277,7 +277,7 @@ def _decide(message: Message) -> Steps[Verdict]:
         verdict = yield from _look_once_more(message, was_pending)
     except (QuorumUnavailableError, LockLostError) as error:
         return (yield from _without_nodes_after(message, error))
-    if verdict:
+    if verdict:  # also if it was put back: it takes the slot anew when it arrives again
         yield from end(message.run(), hold=False)
         message.slot = None
         return verdict
@@ -438,11 +438,12 @@ def _wait_in_process(message: Message, refusal: LockTakenError, holder: Holder) 
     """
     ahead, ticket = message.ahead or 0, message.ticket
     is_short = (yield from _time_to_wait(message, holder)).is_short
-    stands = message.free_but_queued and 0 <= ticket.behind <= ahead and ticket.limit == 1
-    if not (is_short or stands):
+    # *behind* is how many came first when it was put back, or -1 if the slot was not free then.
+    they_are_away = message.free_but_queued and 0 <= ticket.behind <= ahead and ticket.limit == 1
+    if not (is_short or they_are_away):
         return refusal
     again = yield from _take_running(message, ticket, wait=SOON if is_short else IDLE)
-    if again and stands and message.free_but_queued and (message.ahead or 0) >= ahead:
+    if again and they_are_away and message.free_but_queued and (message.ahead or 0) >= ahead:
         again = yield from _take_running(message, ticket, barge=True)
         if not again:  # only the first in the line leaves it with its slot
             yield LeaveLine(ticket)
@@ -671,11 +672,14 @@ def _without_nodes_before(message: Message, error: QuorumUnavailableError) -> St
     "fail"    it fails                                        its slot is free, and it fails
     ========  ==============================================  =======================================
 
-    Of a pending call whose result is known, an older message must neither run nor fail. What cannot be put back fails.
+    If the result is known, neither a copy nor an older message of a pending call may run or fail: that would store
+    another one. What cannot be put back fails.
     """
     ticket, how = message.ticket, message.rules.without_nodes("run")
-    if how != "retry" and ticket.trailing and (yield ResultOf(message.id)).state.final:
-        return Leave(f"{message.id} has a result, and this message may be an older one.")
+    if how != "retry" and (ticket.trailing or message.is_copy):
+        stored = (yield ResultOf(message.id)).state
+        if stored.final if ticket.trailing else stored.done:
+            return Leave(f"{message.id} has a result, and this message may be an older one, or a copy.")
     if how == "run" and not message.holder_known:
         log.warning("%s runs without a slot: %s", printable(ticket.name), error)
         yield from _stop_watching(message)
@@ -822,7 +826,11 @@ def _put_off(message: Message, error: Exception) -> Steps[Verdict]:
 def _put_back(
     message: Message, ticket: Ticket, pause: float, reason: str, claim: Any = None, unanswered: Exception | None = None
 ) -> Steps[PutBack | Fail]:
-    """Send the message back to the broker for *pause* seconds, with *ticket*, and confirm its claim if it has one."""
+    """
+    Send the message back to the broker for *pause* seconds, with *ticket*, and confirm its claim if it has one.
+
+    The slot that it holds while it waits is not renewed, and may lapse meanwhile; see the top of this file.
+    """
     again = replace(ticket, tries=ticket.tries + 1, redelivered=message.came_again)
     refused: NotSent | None = yield Send(again, claim, pause)
     if refused and (refused.for_good or message.inline or not message.late):

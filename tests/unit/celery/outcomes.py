@@ -364,6 +364,7 @@ EVENTS = {
         *messages(options=LATE, slot="own run", comes="again", before="has run for 90 minutes", runs=2),
         *messages(WATCHES, options=LATE, body=ValueError(), runs=2),
         *messages(options=LATE | QUEUED, slot="own run", comes="again", runs=2),
+        *messages(REVOKED, options=DROPS | QUEUED, before="was stopped", comes="again", runs=1),
         *messages(IS_OVER, {"options": LATE}, options=[ONCE, QUEUED, RERUN, REPLACE]),
         *messages(IS_OVER, options=LATE, before="a copy has run", comes="late"),
         *messages(IS_OVER, options=LATE | IGNORES, told="PENDING"),
@@ -534,6 +535,7 @@ UNAVAILABLE = {
     '`"run"`: `"fail"`': [
         *messages(FAILS, {"options": FAILS_THEN}, options=[ONCE, SERIAL, BOTH, RERUN, REPLACE], nodes="down"),
         *messages(options=FAILS_THEN | QUEUED, nodes="down"),  # whose runs have no slot
+        *messages(IS_OVER, options=[LATE | FAILS_THEN, LATE | RUNS_ANYWAY], nodes="down"),
     ],
 }
 KILLED = {

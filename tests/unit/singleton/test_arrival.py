@@ -161,6 +161,9 @@ CASES = [
     Case("the nodes do not answer", PutBack, silent=AWAY),
     Case("the nodes do not answer, and it runs anyway", Run, **ANYWAY, silent=AWAY),
     Case("the nodes do not answer, and it fails", Fail, **FAILS, silent=AWAY),
+    Case("a copy of done work, and no nodes, where it would run", Leave, **AGAIN | ANYWAY, silent=AWAY, results=ENDED),
+    Case("a copy of done work, and no nodes, where it would fail", Leave, **AGAIN | FAILS, silent=AWAY, results=ENDED),
+    Case("a copy of failed work, and no nodes, where it runs", Run, **AGAIN | ANYWAY, silent=AWAY, results=FAILED),
     Case(
         "the nodes do not answer, and an older message may have run",
         Leave,
