@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import router
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model, QuerySet
 
 MAX_ROWS = 200  # rows in one lock
@@ -66,7 +66,8 @@ class Related:
         """Return the distinct rows of a queryset, at most one more than a lock can have."""
         keys = self.keys(queryset.model)
         fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 returns a repeated one once
-        query = queryset.values_list(*fields)
+        query = queryset.prefetch_related(None).values_list(*fields)
+        query.query.select_for_update = False  # of rows that are not read here, or without a transaction
         first = list(query[: MAX_ROWS + 1])
         repeated = len(first) > MAX_ROWS >= len({pk for pk, *_ in first})  # by a join, so that others may follow
         names: dict[Any, set[str]] = {}
@@ -121,9 +122,7 @@ class Rows:
         Raises:
             ValueError: There are more rows than one lock can have.
         """
-        found = self._queryset.using(self.db)
-        found.query.select_for_update = False  # needs a transaction, which opens only once the rows are locked
-        rows = self.related.rows(found)
+        rows = self.related.rows(self._queryset.using(self.db))
         check_number(rows, self.label)
         return rows
 
@@ -170,7 +169,7 @@ class Instances:
         self._instances = instances
         self.single = single
         self.related = related
-        self.db = aliases.pop() if aliases else router.db_for_write(Model)
+        self.db = aliases.pop() if aliases else DEFAULT_DB_ALIAS
         self.label = ", ".join(dict.fromkeys(instance._meta.label for instance in instances)) or "nothing"
         check_number(instances, self.label)
 
@@ -189,7 +188,7 @@ class Instances:
 
     def read(self, rows: list[ModelRow]) -> Any:
         """
-        Refresh and return the instances of *rows*, with one query per model.
+        Refresh and return the instances of *rows*, with one query per model, or by their own ``refresh_from_db()``.
 
         Raises:
             DoesNotExist: One of the rows is gone.
@@ -197,8 +196,10 @@ class Instances:
         chosen = {row.key for row in rows}
         for model, some in self._by_model():
             wanted = [instance for instance in some if _identity(instance) in chosen]
-            if wanted and len(self._instances) == 1:
-                wanted[0].refresh_from_db(using=self.db)
+            # A mixin may keep there what it has to know of the row, such as which fields have changed since.
+            if len(self._instances) == 1 or model.refresh_from_db is not Model.refresh_from_db:
+                for instance in wanted:
+                    instance.refresh_from_db(using=self.db)
                 continue
             fresh = {_identity(found): found for found in _fetch(model, self.db, wanted)}
             for instance in wanted:
@@ -305,10 +306,7 @@ def _roots(model: type[Model]) -> list[tuple[type[Model], str]]:
     only when a model inherits the tables of several models.
     """
     concrete = model._meta.concrete_model or model
-    tops = dict(_links(concrete))
-    if len(tops) > 1:
-        return list(tops.items())
-    return [(next(iter(tops), concrete), "pk")]
+    return list(dict(_links(concrete)).items()) or [(concrete, "pk")]
 
 
 def _links(concrete: type[Model]) -> Iterator[tuple[type[Model], str]]:

@@ -33,6 +33,16 @@ class WrappedGiftOrder(GiftOrder):
     paper = models.CharField(max_length=20, default="")
 
 
+class Draft(models.Model):
+    """Its instances note what was read, as packages do that save only what has changed."""
+
+    text = models.CharField(max_length=20, default="")
+
+    def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
+        super().refresh_from_db(*args, **kwargs)
+        self.read = self.text
+
+
 class Parcel(models.Model):
     code = models.CharField(max_length=20, primary_key=True)
 
@@ -43,6 +53,13 @@ class Letter(models.Model):
 
 class ParcelLetter(Parcel, Letter):
     """A row of two tables, with a key in each."""
+
+
+class RegisteredLetter(Letter):
+    """A row that is also a letter, with a key of its own."""
+
+    number = models.AutoField(primary_key=True)
+    letter = models.OneToOneField(Letter, on_delete=models.CASCADE, parent_link=True)
 
 
 class Voucher(models.Model):
@@ -110,6 +127,7 @@ class Purchase(models.Model):
     parcel = models.OneToOneField(Parcel, null=True, on_delete=models.CASCADE)
     gift = models.ForeignKey(GiftOrder, null=True, on_delete=models.CASCADE, related_name="+")
     orders = models.ManyToManyField(Order)
+    letter = models.ForeignKey(RegisteredLetter, null=True, on_delete=models.CASCADE, related_name="+")
     total = models.IntegerField(default=0)
 
 

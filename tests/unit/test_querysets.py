@@ -24,6 +24,7 @@ from tests.shop.helpers import in_thread, is_free, lose
 from tests.shop.models import (
     Customer,
     Digest,
+    Draft,
     GiftOrder,
     Invoice,
     Order,
@@ -32,6 +33,7 @@ from tests.shop.models import (
     ParcelLetter,
     Purchase,
     Region,
+    RegisteredLetter,
     Stock,
     Voucher,
     Weight,
@@ -124,6 +126,22 @@ def test_vanished_instance_raises_when_it_was_deleted_meanwhile(when_locked, cou
     assert all(map(is_free, map(order_name, orders)))
 
 
+class ByApp:
+    """A router that looks at the model, as that of Django's manual does."""
+
+    def db_for_write(self, model, **hints):
+        return "default" if model._meta.app_label == "shop" else None
+
+
+@pytest.mark.django_db
+def test_nothing_is_locked_with_a_router(settings):
+    """An empty list has no model that a router could look at."""
+    settings.DATABASE_ROUTERS = [ByApp()]
+
+    with lock_for_update([]) as locked:
+        assert locked == []
+
+
 @pytest.mark.django_db
 def test_queryset_method_takes_the_same_options(leases):
     """``redlock_for_update()`` of a LockableQuerySet and of its manager is ``lock_for_update()``."""
@@ -200,6 +218,17 @@ def test_refreshed_instances_forget_what_they_knew_of_others():
         assert first.orders.count() == len(first.orders.all()) == 1
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("count", [1, 2])
+def test_instances_are_refreshed_in_their_own_way(count):
+    """A model's own ``refresh_from_db()`` is called, in a list as well: it may note what was read."""
+    drafts = [Draft.objects.create() for _ in range(count)]
+    Draft.objects.update(text="new")
+
+    with lock_for_update(drafts):
+        assert [draft.read for draft in drafts] == ["new"] * count
+
+
 def new_customer():
     return Customer.objects.create(region=Region.objects.create())
 
@@ -212,14 +241,18 @@ def test_related_rows_are_locked_with_a_row(leases):
     """``of`` names foreign keys, over several steps, and what inherits tables; a null one locks nothing more."""
     gift = GiftOrder.objects.create(pk=7)
     customer = new_customer()
-    bought = Purchase.objects.create(customer=customer, parcel=Parcel.objects.create(code="x"), gift=gift)
+    letter = RegisteredLetter.objects.create(number=3, letter_id=9)
+    bought = Purchase.objects.create(
+        customer=customer, parcel=Parcel.objects.create(code="x"), gift=gift, letter=letter
+    )
     empty = Purchase.objects.create()
-    of = ("self", "customer", "customer__region", "parcel", "gift")
+    of = ("self", "customer", "customer__region", "parcel", "gift", "letter")
     names = {
         f"model:shop.customer:{customer.pk}",
         f"model:shop.region:{customer.region_id}",
         "model:shop.parcel:x",
         "model:shop.order:7",
+        "model:shop.letter:9",
         f"model:shop.purchase:{bought.pk}",
     }
 
@@ -348,7 +381,7 @@ def test_rows_that_a_join_repeats_are_all_locked(limit):
     orders = Order.objects.bulk_create(Order() for _ in range(100))
     for _ in range(3):
         Purchase.objects.create().orders.set(orders)
-    bought = Order.objects.filter(purchase__total=0)
+    bought = Order.objects.filter(purchase__total=0).prefetch_related("purchase_set")
 
     with lock_for_update(bought.order_by("pk")[:limit]) as locked:
         assert {order.pk for order in locked} == {order.pk for order in orders}
@@ -390,6 +423,7 @@ class Color(StrEnum):
     [
         (lambda: OrderProxy.objects.create(pk=7), "model:shop.order:7"),
         (lambda: WrappedGiftOrder.objects.create(pk=7), "model:shop.order:7"),
+        (lambda: RegisteredLetter.objects.create(number=3, letter_id=7), "model:shop.letter:7"),
         (lambda: Invoice.objects.create(order=Order.objects.create(pk=7)), "model:shop.invoice:7"),
         (lambda: Parcel.objects.create(code="a:b"), "model:shop.parcel:a:b"),
         (lambda: Parcel.objects.create(code=Color.RED), "model:shop.parcel:red"),
@@ -399,7 +433,19 @@ class Color(StrEnum):
         (lambda: Stock.objects.create(place=Place.HERE, article="a,b%"), "model:shop.stock:here,a%2Cb%25"),
         (lambda: ParcelLetter.objects.create(code="x", stamp=3), ("model:shop.letter:3", "model:shop.parcel:x")),
     ],
-    ids=["proxy", "grandchild", "one-to-one", "text", "enum", "uuid", "decimal", "bytes", "composite", "two tables"],
+    ids=[
+        "proxy",
+        "grandchild",
+        "child with a key of its own",
+        "one-to-one",
+        "text",
+        "enum",
+        "uuid",
+        "decimal",
+        "bytes",
+        "composite",
+        "two tables",
+    ],
 )
 def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
     """A new instance, a queryset and an instance with its key as text give the same name, or both of two tables."""

@@ -23,12 +23,12 @@ from django_redlock import StaleTokenError, fenced, lock_for_update, locked_view
 from django_redlock.checks import check_routers
 from tests.services import SQLite, django_database
 from tests.shop.helpers import in_thread
-from tests.shop.models import Customer, GiftOrder, Order, Parcel, Purchase, Region
+from tests.shop.models import Customer, GiftOrder, Letter, Order, Parcel, Purchase, Region, RegisteredLetter
 
 from .sources import claim, lease_of
 
 PIN = "django_redlock.routers.FencedRouter"
-MODELS = (Region, Customer, Parcel, Order, GiftOrder, Purchase)
+MODELS = (Region, Customer, Parcel, Letter, RegisteredLetter, Order, GiftOrder, Purchase)
 
 
 class Replicated:

@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections, transaction
 from django_redlock import lock_for_update
 from django_redlock.signals import lock_released
 from tests.managers import wait_until
-from tests.shop.models import Order, ParcelLetter, Purchase, Stock, Voucher
+from tests.shop.models import Order, Parcel, ParcelLetter, Purchase, Stock, Voucher
 
 
 @pytest.fixture
@@ -61,6 +61,17 @@ def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release:
         add(orders[0], 1)
 
     assert total_at_release == [2, 2, 3]
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_related_rows_are_locked_in_both_ways(database: str, engine: Any):
+    """A queryset may lock its related rows in the database as well."""
+    made = Purchase.objects.using(database).create(parcel=Parcel.objects.using(database).create(code="both"))
+    both = Purchase.objects.using(database).select_related("parcel").filter(parcel="both")
+
+    with lock_for_update(both.select_for_update(of=("self", "parcel")), of=("parcel",)) as locked:
+        assert locked == [made]
+    made.delete()
 
 
 @pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
