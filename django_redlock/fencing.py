@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutine
 from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -27,11 +27,12 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
 
 from .core.rules import check_switch, is_whole
 from .core.votes import is_quorum
 from .engine.lease import Lease, fence_out
-from .engine.lock import Block
+from .engine.lock import Block, makes_coroutine, makes_generator
 from .engine.options import explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
@@ -50,6 +51,7 @@ BATCH = 500  # rows in one statement: older versions of SQLite accept at most 99
 CONFLICT_STATES = {"40001", "40P01"}
 CONFLICT_NUMBERS = {1213, 1020}
 CONFLICT_CODES = {5, 6}
+LOCK_WAIT_TIMEOUT = 1205  # of MySQL and MariaDB
 
 ISOLATION = {
     "postgresql": "SHOW transaction_isolation",
@@ -119,9 +121,10 @@ def fenced(
     lease is lost then), ``RuntimeError`` when a transaction is already open, ``ImproperlyConfigured`` when the routers
     of the project send reads elsewhere and :class:`~django_redlock.routers.FencedRouter` is not the first of them, and
     errors of the database. Leaving the block raises ``LockLostError`` when the lease has ended or less than the margin
-    is left, and errors of the database. If anything is raised, nothing is committed, with three exceptions: an error in
-    a callback of ``on_commit()``, a connection that is lost at the end, and, with several databases, a commit that
-    fails after others. The error then has a note that says what is committed.
+    is left, ``TransactionManagementError`` when the block has caught an error with which the database ended the
+    transaction, and errors of the database. If anything is raised, nothing is committed, with three exceptions: an
+    error in a callback of ``on_commit()``, a connection that is lost at the end, and, with several databases, a commit
+    that fails after others. The error then has a note that says what is committed.
     """
     if isinstance(lease, Lease) or not isinstance(lease, Iterable):
         lease = [lease]
@@ -175,15 +178,15 @@ class Fenced(Block[None]):
         ``using``. This method raises what the block raises, and what *function* raises.
 
         Raises:
-            TypeError: *function* is a coroutine function, or cannot be called.
+            TypeError: *function* cannot be called, or its body would run later: it makes a coroutine or a generator.
         """
-        refuse_coroutines(function, "run")
+        refuse_later_work(function, "run")
         pause = 0.02
         for left in range(self._retries, -1, -1):
             committed: list[str] = []
             try:
                 with self._transaction(committed):
-                    return function(*args, **kwargs)
+                    return refuse_awaitable(function(*args, **kwargs))
             except DatabaseError as error:
                 if committed or not left or not is_conflict(error):
                     raise
@@ -200,7 +203,7 @@ class Fenced(Block[None]):
             args: The positional arguments of *function*.
             kwargs: The keyword arguments of *function*.
         """
-        refuse_coroutines(function, "arun")
+        refuse_later_work(function, "arun")
         return await sync_to_async(self.run)(function, *args, **kwargs)
 
     def _hold(self) -> AbstractContextManager[None]:
@@ -210,10 +213,19 @@ class Fenced(Block[None]):
     def _transaction(self, committed: list[str]) -> Iterator[None]:
         """Do what the block does; *committed* gets the databases whose transactions have been, or may be, committed."""
         used: dict[str, object] = {}
+        ended: dict[str, DatabaseError] = {}
         try:
             with ExitStack() as opened:
                 self._open(opened, committed)
+                for alias in self._databases:
+                    opened.enter_context(connections[alias].execute_wrapper(partial(note_end, alias, ended)))
                 yield
+                for alias, error in ended.items():  # which the block has caught
+                    raise TransactionManagementError(
+                        f"Database {alias!r} has rolled back the transaction because of an error that the block has "
+                        "caught, so that its claim is lost. Nothing is committed. Let the error leave the block; "
+                        "fenced(lease, retries=...).run(function) then runs the function again."
+                    ) from error
                 self._check()  # the last thing before COMMIT
                 used = {alias: connections[alias].connection for alias in self._databases}
         except BaseException as error:
@@ -431,18 +443,73 @@ def _named(aliases: list[str]) -> str:
     return f"{'database' if len(aliases) == 1 else 'databases'} {' and '.join(map(repr, aliases))}"
 
 
-def refuse_coroutines(function: object, method: str) -> None:
+def refuse_later_work(function: object, method: str) -> None:
     """
     Make sure that *function* does its work during the call, inside the transaction.
 
     Raises:
-        TypeError: *function* is a coroutine function, or cannot be called.
+        TypeError: It makes a coroutine or a generator, or cannot be called.
     """
     if not callable(function):
         raise TypeError(f"{method}() needs a function and its arguments, not {repr(function)[:40]}; do not call it.")
-    if iscoroutinefunction(function):
-        name = getattr(function, "__qualname__", function)
+    name = getattr(function, "__qualname__", function)
+    if makes_coroutine(function):
         raise TypeError(f"{method}() needs a plain function, and {name} is a coroutine function; use 'async with'.")
+    if makes_generator(function):
+        raise TypeError(
+            f"{method}() needs a plain function, and {name} is a generator function, whose body would run after the "
+            "commit; return a list."
+        )
+
+
+def refuse_awaitable(result: T) -> T:
+    """
+    Return the result of a function, unless its work would be done only after the commit.
+
+    Raises:
+        TypeError: It has to be awaited.
+    """
+    if isawaitable(result):
+        if iscoroutine(result):
+            result.close()  # it never runs, and Python would complain
+        raise TypeError("The function has returned an awaitable, which would run after the commit; use 'async with'.")
+    return result
+
+
+def note_end(alias: str, ended: dict[str, DatabaseError], execute: Callable[..., T], *query: Any) -> T:
+    """
+    Execute a query; if its error has ended the whole transaction, let nothing more be written in it.
+
+    The claim has ended with the transaction, so that a later holder may write in between. Django notices that only if
+    the query was a write of its own.
+
+    Args:
+        alias: The alias of the database.
+        ended: Gets the error.
+        execute: Executes the query.
+        query: The query, as Django's ``execute_wrapper()`` passes it.
+    """
+    try:
+        return execute(*query)
+    except DatabaseError as error:
+        if has_ended(connections[alias], error):
+            transaction.set_rollback(True, using=alias)
+            ended[alias] = error
+        raise
+
+
+def has_ended(connection: BaseDatabaseWrapper, error: DatabaseError) -> bool:
+    """Return whether an error has ended the transaction; PostgreSQL's only refuses everything from then on."""
+    if connection.vendor == "sqlite":
+        return not connection.connection.in_transaction
+    if connection.vendor != "mysql":
+        return False
+    cause = error.__cause__ or error
+    if cause.args and cause.args[0] == LOCK_WAIT_TIMEOUT:  # as a rule, it ends the statement alone
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@innodb_rollback_on_timeout")
+            return bool(cursor.fetchone()[0])
+    return is_conflict(error)
 
 
 def is_conflict(error: BaseException) -> bool:

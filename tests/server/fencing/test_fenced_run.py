@@ -1,20 +1,27 @@
 """fenced().run() and its retries, and fenced transactions in coroutines and inside other transactions."""
 
 import asyncio
+import re
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError
 
 from django_redlock import LockLostError, StaleTokenError, fenced, lock, locks
 from django_redlock.models import Fence
 from tests.services import django_database
+from tests.waiting import wait_until
 
 from .counting import CounterTable, prepare
 from .sources import lease_of
 from .test_experiment import options
+from .test_rows import WAITING
 
 
 def increment(alias: str, by: int = 1) -> int:
@@ -57,6 +64,37 @@ def test_function_is_repeated_when_asked(counting):
         fenced(lease_of("counter"), using=counting, retries=1, nested=True)
 
 
+async def later(alias: str) -> None:
+    increment(alias)
+
+
+def one_by_one(alias: str):
+    yield increment(alias)
+
+
+class Later:
+    async def __call__(self, alias: str) -> None:
+        increment(alias)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (later, "later is a coroutine function; use 'async with'"),
+        (one_by_one, "one_by_one is a generator function, whose body would run after the commit; return a list"),
+        (Later(), "is a coroutine function"),
+        (lambda alias: later(alias), "has returned an awaitable, which would run after the commit"),
+    ],
+    ids=["coroutine function", "generator function", "object with a coroutine function", "awaitable result"],
+)
+def test_work_that_would_come_after_the_commit_is_refused(counting, function, message):
+    """A function has to do its work during the call; what it would do later has no fence."""
+    with pytest.raises(TypeError, match=re.escape(message)):
+        fenced(lease_of("counter"), using=counting).run(function, counting)
+
+    assert CounterTable(counting).read() == 0
+
+
 def deadlock(alias: str) -> OperationalError:
     """Return the error by which each database reports a conflict between transactions."""
     import sqlite3
@@ -74,6 +112,69 @@ def deadlock(alias: str) -> OperationalError:
             error.__cause__ = sqlite3.OperationalError("database is locked")
             error.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT
     return error
+
+
+@contextmanager
+def refused_by_trigger(alias: str, engine) -> Iterator[Callable[[], object]]:
+    """On SQLite, a trigger may end the transaction."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "CREATE TEMP TRIGGER refuse BEFORE INSERT ON history WHEN NEW.value < 0 "
+            "BEGIN SELECT RAISE(ROLLBACK, 'refused'); END"
+        )
+    yield partial(CounterTable(alias)._execute, "INSERT INTO history VALUES (-1, 1, '')")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TRIGGER refuse")
+
+
+@contextmanager
+def deadlocked(alias: str, engine) -> Iterator[Callable[[], object]]:
+    """On MariaDB, a deadlock ends that of two transactions which has written less."""
+
+    def rival() -> None:
+        with transaction.atomic(using=alias):
+            for value in range(50):
+                CounterTable(alias)._execute("INSERT INTO history VALUES (%s, 1, '')", [value])
+            has_history.set()
+            CounterTable(alias)._execute("UPDATE counter SET value = value")
+            transaction.set_rollback(True, using=alias)
+        connections.close_all()
+
+    def read_history() -> None:
+        CounterTable(alias)._execute("SELECT value FROM counter FOR UPDATE")
+        other.append(pool.submit(rival))
+        assert has_history.wait(60)
+        wait_until(lambda: engine.execute(WAITING["mariadb"]), pause=0.2)
+        CounterTable(alias)._execute("SELECT value FROM history FOR UPDATE")
+
+    has_history, other = threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        yield read_history
+        other[0].result(60)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "mariadb"], indirect=True)
+def test_block_that_the_database_has_ended_commits_nothing(counting, engine):
+    """Its claim has ended, too. If the block catches that error, it can write no more, and does not end in silence."""
+    ending = {"sqlite": refused_by_trigger, "mariadb": deadlocked}[engine.scheme]
+
+    counter = CounterTable(counting)
+
+    def work(fail: Callable[[], object]) -> None:
+        counter._execute("UPDATE counter SET value = 1")
+        with suppress(DatabaseError):
+            fail()
+        with pytest.raises(TransactionManagementError, match="until the end of the 'atomic' block"):
+            counter._execute("UPDATE counter SET value = 2")
+
+    block = fenced(lease_of("counter"), using=counting)
+    with (
+        ending(counting, engine) as fail,
+        pytest.raises(TransactionManagementError, match=r"rolled back .*claim is lost"),
+    ):
+        block.run(work, fail)
+
+    assert counter.read() == 0
 
 
 def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
