@@ -1,8 +1,10 @@
 """Writes that do not come through the fence, rows that know their latest writer, and old fences."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -12,6 +14,7 @@ from django.db import IntegrityError, connections, transaction
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from django.db.models import F
+from django.db.models.signals import pre_delete
 from django.utils import timezone
 
 from django_redlock import LockLostError, StaleTokenError, fenced
@@ -186,6 +189,27 @@ def test_old_fences_are_pruned(counting):
     for wrong, text in (("--older-than=1000000", "at most 36500 days"), ("--database=nope", "DATABASES has no 'nope'")):
         with pytest.raises(CommandError, match=text):
             call_command("redlock_prune_fences", wrong, skip_checks=True)
+
+
+def test_fence_that_is_claimed_meanwhile_is_not_pruned(counting):
+    """A project may listen to what is deleted; Django then reads the rows before it deletes them, which takes time."""
+    fences, claimed = Fence.objects.using(counting), []
+
+    def claim_meanwhile(**about: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(claim, lease_of("old", 9), counting).result()
+            pool.submit(connections.close_all).result()
+        claimed.append(9)
+
+    claim(lease_of("old", 1), counting)
+    fences.update(updated=timezone.now() - timedelta(days=91))
+    pre_delete.connect(claim_meanwhile)
+    try:
+        prune(counting)
+    finally:
+        pre_delete.disconnect(claim_meanwhile)
+
+    assert [fence.token for fence in fences.all()] == claimed
 
 
 def prune(alias: str, *options: str) -> str:
