@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.sql import UpdateQuery
 from django.utils.translation import gettext_lazy as _
 
@@ -21,6 +21,12 @@ M = TypeVar("M", bound=models.Model)
 
 BATCH = 500  # rows in one statement: older versions of SQLite accept at most 999 values
 MYPY = False  # mypy takes it for True: its plugin for Django knows the managers of querysets, and pyright does not
+
+
+if TYPE_CHECKING:
+    AnyField = models.Field[Any, Any]
+else:
+    AnyField = models.Field
 
 
 class FencedQuerySet(models.QuerySet[M]):
@@ -119,15 +125,42 @@ if TYPE_CHECKING and not MYPY:
             """Return the manager with its model."""
 
 
+class _Fence(AnyField):
+    """
+    A column that only an update writes, and not ``save()``.
+
+    An instance may have been read before the latest holder wrote the row. If it wrote the fence of that time back, an
+    earlier holder would be let in again. Migrations name Django's own field.
+    """
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Return the value of a new row; of any other, the column itself."""
+        return super().pre_save(model_instance, add) if add else F(self.attname)
+
+    def deconstruct(self) -> Any:
+        """Describe Django's own field."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, f"django.db.models.{self.get_internal_type()}", args, kwargs
+
+
+class FenceToken(_Fence, models.BigIntegerField):  # type: ignore[type-arg]
+    """The fencing token of the latest writer."""
+
+
+class FenceOwner(_Fence, models.CharField):  # type: ignore[type-arg]
+    """The latest writer."""
+
+
 class FencedModel(models.Model):
     """
     Abstract base of models whose rows record their latest writer; see :class:`FencedQuerySet`.
 
-    If a model has a manager of its own, create it from :class:`FencedQuerySet`.
+    If a model has a manager of its own, create it from :class:`FencedQuerySet`. ``save()`` checks no fence and leaves
+    that of the row as it is.
     """
 
-    fence_token = models.BigIntegerField(_("fencing token"), default=0, editable=False)
-    fence_owner = models.CharField(_("owner"), max_length=32, default="", editable=False)
+    fence_token = FenceToken(_("fencing token"), default=0, editable=False)
+    fence_owner = FenceOwner(_("owner"), max_length=32, default="", editable=False)
 
     objects = FencedQuerySet.as_manager()
 

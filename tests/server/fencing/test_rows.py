@@ -141,6 +141,26 @@ def test_every_row_is_updated_once(pallets, shape):
 
 
 @pytest.mark.parametrize(("engine", "level"), [*LEVELS[::2], ("sqlite", "DEFERRED")], indirect=["engine"])
+def test_instance_that_was_read_before_saves_no_older_fence(pallets):
+    """Otherwise an earlier holder could update the row again; a new row, and one of a fixture, have what was given."""
+    rows = Pallet.objects.using(pallets)
+    early, late = lease_of("a", 1), lease_of("a", 2)
+    read_before = rows.first()
+    rows.fenced_update(late, weight=F("weight") + 1)
+
+    read_before.save()
+    rows.bulk_update([read_before], ["weight"])
+
+    with pytest.raises(StaleTokenError):
+        rows.fenced_update(early, weight=F("weight") + 1)
+    read_before.refresh_from_db()
+    assert (read_before.fence_token, read_before.fence_owner) == (2, late.hold.owner())
+    made = Pallet(fence_token=5)
+    made.save(using=pallets)
+    assert rows.get(pk=made.pk).fence_token == 5
+
+
+@pytest.mark.parametrize(("engine", "level"), [*LEVELS[::2], ("sqlite", "DEFERRED")], indirect=["engine"])
 def test_fence_in_the_table_of_a_child_protects_that_table(pallets):
     """A child with a fence of its own can be updated if no column of its parents is; so can rows with two keys."""
     late = lease_of("pallets", fencing_token=34)
