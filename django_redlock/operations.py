@@ -25,9 +25,10 @@ WRITTEN_ALIKE = {
     *("CharField", "TextField", "SlugField", "FilePathField", "UUIDField"),
 }
 
-# The claim itself leaves its keys in a setting that ends with the transaction, or with the savepoint of the claim.
+# The claim itself leaves its keys in a setting that ends with the transaction, or with the savepoint of the claim. The
+# function is in the schema of the fences, which may serve the tables of other schemas, too.
 NOTE_CLAIM = """
-CREATE OR REPLACE FUNCTION redlock_note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION {schema}redlock_note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config(
         'redlock.claimed', coalesce(current_setting('redlock.claimed', true), '') || ' ' || NEW.key, true
@@ -194,12 +195,13 @@ class RequireFence(Operation):
         number = installed[-1][0] + 1 if installed else 1  # also for the same lock again: its way back is a step, too
         arguments = ", ".join(map(schema_editor.quote_value, self._arguments(schema_editor, model, parts)))
         install = f"EXECUTE FUNCTION redlock_require_fence({arguments})"
+        schema = self._schema(schema_editor, fences)
         statements = [
-            NOTE_CLAIM,
+            NOTE_CLAIM.format(schema=schema),
             REQUIRE_FENCE.format(fences=fences),
             f"DROP TRIGGER IF EXISTS redlock_note_claim ON {fences}",
             f"CREATE TRIGGER redlock_note_claim AFTER UPDATE OF token, owner ON {fences} "
-            "FOR EACH ROW EXECUTE FUNCTION redlock_note_claim()",
+            f"FOR EACH ROW EXECUTE FUNCTION {schema}redlock_note_claim()",
             *(self._switch(schema_editor, model, "DISABLE", earlier) for earlier, _ in installed),
             *self._removal(schema_editor, model, number),
             # For each row, because PostgreSQL gives the partitions of a table only such triggers.
@@ -210,6 +212,14 @@ class RequireFence(Operation):
                 f"CREATE TRIGGER {TRIGGER}{number:03}_truncate BEFORE TRUNCATE ON {table} FOR EACH STATEMENT {install}"
             )
         return statements
+
+    @staticmethod
+    def _schema(schema_editor: BaseDatabaseSchemaEditor, table: str) -> str:
+        """Return the schema of a table with a dot; empty if there is no table, because of sqlmigrate."""
+        with schema_editor.connection.cursor() as cursor:
+            cursor.execute("SELECT relnamespace::regnamespace FROM pg_class WHERE oid = to_regclass(%s)", [table])
+            found = cursor.fetchone()
+        return f"{found[0]}." if found else ""
 
     def _removal(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model], number: int) -> list[str]:
         table = schema_editor.quote_name(model._meta.db_table)

@@ -139,6 +139,26 @@ def test_composite_key_names_the_lock_of_lock_for_update(shop, lock):
 
 
 @postgresql_only
+def test_table_of_another_schema_can_go(shop):
+    """The tables of each tenant may be in a schema of its own, with the fences in a common one."""
+    with connections[shop.alias].cursor() as cursor:
+        for tenant in ("first", "last"):
+            cursor.execute(f"CREATE SCHEMA {tenant}")
+            cursor.execute(f"SET search_path TO {tenant}, public")
+            cursor.execute(f"CREATE TABLE {tenant}.{TABLE} (LIKE public.{TABLE} INCLUDING ALL)")
+            shop.forwards(RequireFence("Order", lock="orders"))
+        cursor.execute("DROP SCHEMA last CASCADE")
+        cursor.execute("SET search_path TO first, public")
+
+        refused(Order.objects.using(shop.alias).create)
+        with fenced(lease_of("orders"), using=shop.alias):
+            Order.objects.using(shop.alias).create()
+
+        cursor.execute("DROP SCHEMA first CASCADE")
+        cursor.execute("SET search_path TO public")
+
+
+@postgresql_only
 def test_lock_of_a_template_of_its_own_is_not_escaped(shop):
     """A column that is not the key of a row's lock stands in a name as it is."""
     shop.forwards(RequireFence("Stock", lock="stock:{place}"))
