@@ -113,7 +113,7 @@ def fenced(
             reads there is not protected.
 
     Raises:
-        TypeError: *lease* is not a lease, or *route_reads* is not a bool.
+        TypeError: *lease* is not a lease, *using* is no alias, or *route_reads* is not a bool.
         ValueError: The lease is shared, *using* is empty, *retries* is no whole number, or the options exclude each
             other.
 
@@ -146,6 +146,8 @@ def fenced(
     check_switch("route_reads", route_reads)
     if not is_whole(retries, 0, math.inf):
         raise ValueError(f"retries must be a whole number from 0, not {retries!r}.")
+    if not isinstance(using, Iterable):
+        raise TypeError(f"using must be an alias in DATABASES, or several, not {using!r}.")
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
     if not aliases:
         raise ValueError("using names no database, so that nothing would be fenced; name at least one.")

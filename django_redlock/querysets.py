@@ -153,7 +153,7 @@ def lock_for_update(
                 "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
             )
     elif isinstance(target, list | tuple):
-        chosen = Instances(target, related)
+        chosen = Instances(tuple(target), related)  # the caller may change the list in the block
     else:
         chosen = Rows(target.all() if isinstance(target, BaseManager) else target, related)
     return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)

@@ -525,6 +525,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a").release(), AttributeError, r"no attribute 'release'.*lease = .*acquire\(\)"),
     (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
     (lambda: fenced(lease(), using=[]), ValueError, "using names no database, so that nothing would be fenced"),
+    (lambda: fenced(lease(), using=None), TypeError, "using must be an alias in DATABASES, or several, not None"),
     (lambda: fenced(lease(), retries=-1), ValueError, "retries must be a whole number from 0, not -1"),
     (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
