@@ -76,6 +76,11 @@ class SingletonResult(BaseResult[R]):
     accepted: bool = True
     """Whether this call sent a message."""
 
+    @property
+    def supports_native_join(self) -> bool:
+        """False: Celery's native join finds results by their ids, and a joined one has the id of another."""
+        return False
+
     def get(self, *args: Any, **options: Any) -> R:
         """
         Wait for the result, and return it; takes all options of Celery's.

@@ -12,7 +12,7 @@ from celery.backends.base import BaseDictBackend
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import TaskRevokedError
-from celery.result import AsyncResult
+from celery.result import AsyncResult, ResultSet
 from celery.worker.request import Request
 from django.db import transaction
 from kombu.exceptions import OperationalError
@@ -35,6 +35,15 @@ def test_duplicate_joins(make, worker):
     for each in (again, copy.copy(again), pickle.loads(pickle.dumps(again))):
         assert (each.id, each.duplicate, each.accepted) == (first.id, True, False)
         assert (each.reason, each.holder_id) == ("queued", first.id)
+
+
+def test_result_set_of_duplicates(make, worker):
+    """A set of results has one value for each call, also for those that joined another."""
+    task = make()
+    results = ResultSet([task.delay(7), task.delay(7), task.delay(8)])
+    worker.run_all()
+
+    assert results.get() == [7, 7, 8]
 
 
 def test_skip(make, monkeypatch, caplog):
