@@ -29,7 +29,7 @@ from ..exceptions import printable
 from ..runtime.clock import steady
 from ..singleton import questions as ask
 from ..singleton.arrival import Answer, Fail, Leave, Message, PutBack, Revoke, Run, Verdict, arrive, enter, interrupted
-from ..singleton.driver import Nodes
+from ..singleton.driver import Nodes, free
 from ..singleton.ending import Execution, end
 from ..singleton.questions import NotSent, Result, ResultState
 from ..singleton.slot import Holder
@@ -199,7 +199,7 @@ class Arrival(Nodes):
 
 def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Arrival:
     """
-    Return a message that a worker is about to run.
+    Return a message that a worker is about to run; if there cannot be one, free its slot.
 
     Args:
         task: The task.
@@ -207,9 +207,17 @@ def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Ar
         ticket: Its ticket.
         carried: Whether the message carried that.
     """
+    try:
+        return Arrival(task, request, _message(task, request, ticket, carried))
+    except Exception:
+        free(ticket.using, ticket.waiting, ticket.secret)
+        raise
+
+
+def _message(task: Any, request: Any, ticket: Ticket, carried: bool) -> Message:
     received, secret = request.get(RECEIVED_HEADER), request.get(RUN_HEADER)
     rules = task.singleton_options.of_message(ticket.own)
-    message = Message(
+    return Message(
         ticket,
         rules,
         carried,
@@ -225,7 +233,6 @@ def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Ar
         steady() - received if isinstance(received, float) else 0.0,
         error=task.singleton_error,
     )
-    return Arrival(task, request, message)
 
 
 def ticket_of(request: Any) -> Ticket | None:

@@ -1,6 +1,7 @@
 """The options of a singleton task, checked when they are given (internal)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from inspect import BoundArguments
 from typing import Any, Literal, TypedDict, get_args
@@ -173,8 +174,15 @@ class SingletonOptions:
         return own or None
 
     def of_message(self, own: Mapping[str, Any] | None) -> "SingletonOptions":
-        """Return the options of a message that carries some of its own."""
-        return replace(self, **own) if own else self
+        """
+        Return the options of a message that carries some of its own, which were checked at its call.
+
+        A deploy may have changed the task since, so that one of them has no meaning now; nothing reads that one.
+        """
+        options = copy(self) if own else self
+        for name, value in (own or {}).items():
+            object.__setattr__(options, name, value)
+        return options
 
     def limit_of(self, bound: Callable[[], BoundArguments]) -> int:
         """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..core.names import in_one_word
 from ..core.protocol import HIGHEST
-from ..core.rules import MAX_LIMIT, is_whole
+from ..core.rules import MAX_LIMIT, from_zero, is_whole
 
 FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
@@ -199,6 +199,8 @@ class Ticket:
             valid = valid and is_whole(stamp, 0, HIGHEST) and is_whole(limit, 1, MAX_LIMIT)
             valid = valid and is_whole(behind, -1, HIGHEST)
             valid = valid and (own is None or (isinstance(own, dict) and own.keys() <= {*PER_MESSAGE}))
+            lengths = own.items() if valid and own else ()
+            valid = valid and all(length is None or from_zero(name, length) >= 0 for name, length in lengths)
             if version == FORMAT and owner == task_id and valid and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
                 return cls(str(name), str(using), owner, secret, *done, stamp, limit, own, behind)

@@ -15,7 +15,7 @@ from celery.signals import beat_init
 from django.core.management import CommandError, call_command
 
 from django_redlock import LockLostError, celery, locks
-from django_redlock.celery import DuplicateTask, dispatch, override_singleton, singleton_task
+from django_redlock.celery import DuplicateTask, SingletonOptions, dispatch, override_singleton, singleton_task
 
 from .slots import HEADER, NAME, names, set_down, take_slot, ticket_in
 
@@ -73,6 +73,32 @@ def test_options_of_one_call(make, worker):
     ):
         with pytest.raises(TypeError, match=message):
             task.apply_async((7,), singleton=wrong)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"scope": "while_executing"}, {}),
+        ({"on_overlap": "wait"}, {}),
+        ({"on_duplicate": "rerun"}, {}),
+        ({"on_overlap": "wait"}, {"on_overlap": "fail"}),
+    ],
+)
+def test_options_of_a_call_that_a_deploy_has_overtaken(make, worker, app, before, after):
+    """A message whose own option has no meaning for the present task runs as the others do."""
+    make(**before).apply_async((7,), singleton={"wait_for": 600})
+    type(app.tasks["shop.sync"]).singleton_options = SingletonOptions(key=("shop_id",), **after)
+
+    assert (worker.run(), worker.values, names()) == ("SUCCESS", [None], set())
+
+
+def test_message_whose_own_fields_cannot_be_read(make, worker):
+    """A message that cannot run for this reason leaves no slot behind."""
+    make().delay(7)
+    message = worker.take()
+    message.headers["expires"] = "tomorrow"
+
+    assert (worker.run(message), names()) == ("FAILURE", set())
 
 
 def test_switched_off_for_a_test(make, worker):

@@ -236,7 +236,7 @@ def test_text_that_is_no_ticket_counts_as_lost() -> None:
     garbled = ["garbled", "[" * 100_000, [*parts[:5], math.inf, *parts[6:]], [*parts[:8], 10**400, *parts[9:]]]
     garbled += [[*parts, 5, limit, None] for limit in (0, 10**9, 2.5, "3")]
     garbled += [[*parts, stamp, 1, None] for stamp in (math.nan, math.inf, -1, 0.5, 10**400, "1")]
-    garbled += [[*parts, 5, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5})]
+    garbled += [[*parts, 5, 1, own] for own in (["hold_for"], "hold_for", {"lease": 5}, {"hold_for": "5"})]
     garbled += [[*parts, 5, 1, None, behind] for behind in (-2, 0.5, "3", 10**400)] + [[*parts, 5, 1, None, 0, 0]]
     for text in garbled:
         assert Ticket.unpack(text if isinstance(text, str) else json.dumps(text), "mine") is None
