@@ -32,7 +32,8 @@ from .signals import DUPLICATE, report_holder
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
 RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
-OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
+CONTENT_HEADER = "django_redlock_content_type"  # of the message that the worker got; a request does not have it
+OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER, CONTENT_HEADER)
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
 ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 RESULTS = {

@@ -27,7 +27,7 @@ from ..singleton.options import SingletonOptions
 from ..singleton.pending import discard
 from ..singleton.questions import Steps
 from ..singleton.ticket import Ticket
-from .dispatch import HEADER, RECEIVED_HEADER, RUN_HEADER
+from .dispatch import CONTENT_HEADER, HEADER, RECEIVED_HEADER, RUN_HEADER
 from .worker import nodes_of
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class SingletonRequest(Request):
 
     The parent draws a secret of the run for each delivery. A redelivered message has the same id and headers as the
     copy that may still run, so only the secret distinguishes the two. With it, the parent can free the slot of a child
-    that died.
+    that died. It also notes how the message is written, for a child that puts it back.
     """
 
     task: Any
@@ -49,6 +49,7 @@ class SingletonRequest(Request):
         super().__init__(*args, **kwargs)
         self.request_dict[RUN_HEADER] = fresh_secret()
         self.request_dict[RECEIVED_HEADER] = steady()
+        self.request_dict[CONTENT_HEADER] = self.message.content_type
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """Free the slot of a dead child. For other failures, the child frees the slot."""

@@ -21,6 +21,7 @@ from celery.exceptions import (
 )
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import EncodeError
+from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from ..core.protocol import EndReason
 from ..engine.lease import Lease, log_loss_with, successor
@@ -34,7 +35,7 @@ from ..singleton.ending import Execution, end
 from ..singleton.questions import NotSent, Result, ResultState
 from ..singleton.slot import Holder
 from ..singleton.ticket import RUNNING, Ticket, is_secret
-from .dispatch import HEADER, RECEIVED_HEADER, RESULTS, RUN_HEADER, Sender, lifetime
+from .dispatch import CONTENT_HEADER, HEADER, RECEIVED_HEADER, RESULTS, RUN_HEADER, Sender, lifetime
 from .signals import LOST, OVERLAP, STOLEN, report, report_holder
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
@@ -133,7 +134,12 @@ class Arrival(Nodes):
             # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is
             # away.
             headers = {**(again.options.get("headers") or {}), "ignore_result": result_ignored(task)}
-            options = {**again.options, "headers": headers, "ignore_result": True}
+            written = {
+                "serializer": registry.type_to_name.get(request.get(CONTENT_HEADER)),
+                "compression": request.get("compression"),
+            }
+            chosen = {name: how for name, how in written.items() if how}
+            options = {**again.options, **chosen, "headers": headers, "ignore_result": True}
             Sender(task, again.args, again.kwargs, options, self.message.rules, question.ticket.using).send(question)
         except Exception as error:
             return NotSent(error, isinstance(error, EncodeError))

@@ -348,7 +348,7 @@ def receive(task: Any, message: Message, now: float) -> Any:
     if DEADLINE in headers:
         headers["expires"] = PAST if headers[DEADLINE] <= now else FUTURE
     received = parent.SingletonRequest(
-        SimpleNamespace(delivery_info=info, properties={}),
+        SimpleNamespace(delivery_info=info, properties={}, content_type="application/json"),
         app=app,
         task=task,
         headers=headers,

@@ -18,7 +18,7 @@ from kombu.transport.memory import Channel
 
 from django_redlock import locks
 from django_redlock.celery import dispatch, singleton_task
-from django_redlock.celery.dispatch import RECEIVED_HEADER
+from django_redlock.celery.dispatch import CONTENT_HEADER, RECEIVED_HEADER
 from django_redlock.celery.parent import mixed_request
 from django_redlock.runtime.clock import steady
 
@@ -76,6 +76,7 @@ class Worker:
         info = {"exchange": "", "routing_key": "celery", "redelivered": redelivered}
         request = {**message.headers, "delivery_info": info, "is_eager": False, **embed}
         request[RECEIVED_HEADER] = steady() - kept
+        request[CONTENT_HEADER] = message.content_type
         task = self.app.tasks[message.headers["task"]]
         traced = build_tracer(task.name, task, app=self.app)(message.headers["id"], args, kwargs, request)
         if traced.info and traced.info.state == states.REJECTED and traced.info.retval.requeue:

@@ -13,9 +13,11 @@ from celery.beat import Scheduler
 from celery.schedules import schedule
 from celery.signals import beat_init
 from django.core.management import CommandError, call_command
+from kombu.serialization import registry
 
 from django_redlock import LockLostError, celery, locks
 from django_redlock.celery import DuplicateTask, SingletonOptions, dispatch, override_singleton, singleton_task
+from django_redlock.celery.dispatch import CONTENT_HEADER
 
 from .slots import HEADER, NAME, names, set_down, take_slot, ticket_in
 
@@ -44,6 +46,23 @@ def test_message_that_waits_keeps_its_expiry_and_what_it_hides(make, worker):
         worker.run()
 
     assert (worker.headers[0]["expires"], worker.headers[0]["kwargsrepr"]) == (before, "HIDDEN")
+
+
+@pytest.mark.parametrize("written", [{"serializer": "pickle"}, {"compression": "bzip2"}], ids=str)
+def test_message_that_waits_is_written_as_before(make, worker, received, monkeypatch, written):
+    """A message that is put back has the serializer and the compression with which it was sent."""
+    monkeypatch.setattr(registry, "_disabled_content_types", set())
+    form = lambda message: (message.content_type, message.headers.get("compression"))  # noqa: E731
+    task = make(scope="while_executing")
+    task.apply_async((7, "all"), **written)
+    sent = worker.take()
+    with locks["default"].lock(NAME):
+        worker.run(sent)
+    again = worker.take()
+
+    assert form(again) == form(sent) != ("application/json", None)
+    assert received(task, sent).request_dict[CONTENT_HEADER] == sent.content_type
+    assert (worker.run(again), worker.values) == ("SUCCESS", ["all"])
 
 
 def test_follow_without_a_result_backend(make, worker, app):
