@@ -48,6 +48,8 @@ log = logging.getLogger("django_redlock")
 _beat = 0  # the thread in which beat runs; 0 if beat does not run in this process
 _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
+_renaming: set[str] = set()
+"""Tasks that choose the ids of their messages themselves, and about which a producer has warned."""
 
 
 if TYPE_CHECKING:
@@ -198,9 +200,23 @@ class Sender(Nodes):
         except BaseException:
             free(ticket.using, ticket.waiting, ticket.secret)
             raise
-        if question.claim:
+        if isinstance(sent, AsyncResult) and sent.id != ticket.task_id:
+            self._free_renamed(ticket, sent.id)
+        elif question.claim:
             self.confirm(question.claim, self.ttl)
         return sent
+
+    def _free_renamed(self, ticket: Ticket, sent_as: str) -> None:
+        """Free the slot of a message that was sent under another id, because it would find its slot taken."""
+        free(ticket.using, ticket.waiting, ticket.secret)
+        if self.task.name not in _renaming:
+            _renaming.add(self.task.name)
+            log.warning(
+                "the class of task %s sent a message as %s, not under its id %s: such messages have no slot while they "
+                "wait, so every call is sent. Leave task_id in apply_async() as it is; a caller may choose it, with "
+                "apply_async(task_id=...).",
+                *map(printable, (self.task.name, sent_as, ticket.task_id)),
+            )
 
     def result_of(self, question: ask.ResultOf) -> Result:
         """Return the state of a task; nobody waits for a result backend that does not answer."""

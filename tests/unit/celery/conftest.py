@@ -38,6 +38,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setattr(_state._tls, "current_app", None)
     monkeypatch.setattr(dispatch, "_beat", 0)
     monkeypatch.setattr(dispatch, "_unanswered", set())
+    monkeypatch.setattr(dispatch, "_renaming", set())
     monkeypatch.setattr(Channel, "queues", {})
     cache._DUMMY_CLIENT_CACHE.clear()
     app = Celery("tests", broker="memory://", backend="cache+memory://")

@@ -20,7 +20,7 @@ from kombu.exceptions import OperationalError
 from django_redlock import locks
 from django_redlock.celery import DuplicateTask, SingletonResult, dispatch, singleton_task
 
-from .slots import HEADER, NAME, set_down, taken, ticket_in
+from .slots import HEADER, NAME, names, set_down, taken, ticket_in
 from .stage import refuse
 
 
@@ -214,6 +214,27 @@ def transaction_that_fails():
     with suppress(InterruptedError), transaction.atomic():
         yield
         raise InterruptedError
+
+
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}, {"on_duplicate": "replace"}], ids=str)
+def test_own_class_that_chooses_ids(app, make, worker, caplog, options):
+    """Its messages run, without a slot while they wait, and one warning says what to write instead."""
+
+    class Readable(app.Task):
+        def apply_async(self, *args, task_id, **options):
+            return super().apply_async(*args, task_id=f"{self.name}-{task_id}", **options)
+
+    task = make(base=Readable, **options)
+    results = [task.delay(7), task.delay(7)]
+
+    assert names() == set()
+    assert worker.run_all() == ["SUCCESS"] * 2
+    assert worker.ids == [result.id for result in results]
+    assert [each for each in caplog.messages if "apply_async(task_id=...)" in each] == [
+        f"the class of task shop.sync sent a message as {worker.ids[0]}, not under its id {worker.ids[0][10:]}: such "
+        "messages have no slot while they wait, so every call is sent. Leave task_id in apply_async() as it is; a "
+        "caller may choose it, with apply_async(task_id=...)."
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
