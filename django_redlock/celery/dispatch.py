@@ -93,7 +93,8 @@ class SingletonResult(BaseResult[R]):
             Exception: As in :meth:`celery.result.AsyncResult.get`.
         """
         running = get_current_task()
-        if self.duplicate and running and self.holder_id and self.holder_id == running.request.id:
+        waits = self.duplicate and not self.ignored
+        if waits and running and self.holder_id and self.holder_id == running.request.id:
             raise RuntimeError(
                 f"Task {printable(self.holder_id)} would wait for ever: get() waits for the end of this same run, "
                 "which has the slot of the call. Call it with other arguments, or do the work in this run."
@@ -258,7 +259,9 @@ class Sender(Nodes):
                     _unanswered.discard(using)
                 return cast("SingletonResult[Any]", answer.about(holder, accepted=True) if holder else answer)
             case Joined(task_id, holder):
-                return task.AsyncResult(task_id).about(holder, accepted=False)  # type: ignore[no-any-return]
+                joined = task.AsyncResult(task_id).about(holder, accepted=False)
+                joined.ignored = self.options.get("ignore_result", task.ignore_result)  # nobody stores it then
+                return cast("SingletonResult[Any]", joined)
             case Refused(holder):
                 raise holder.error(task.singleton_error, name) from None
             case Skipped(holder, reason):

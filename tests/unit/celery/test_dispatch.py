@@ -46,6 +46,18 @@ def test_result_set_of_duplicates(make, worker):
     assert results.get() == [7, 7, 8]
 
 
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}], ids=str)
+@pytest.mark.parametrize("where", ["task", "setting", "call"])
+def test_duplicate_of_a_task_that_stores_no_result(make, app, options, where):
+    """Its ``get()`` returns at once, as that of the first call does."""
+    app.conf.task_ignore_result = where == "setting"
+    task = make(**options, **({"ignore_result": True} if where == "task" else {}))
+    for _ in range(3):
+        result = task.apply_async((7, 1), **({"ignore_result": True} if where == "call" else {}))
+        assert result.get(timeout=0) is None
+    assert not result.accepted
+
+
 def test_skip(make, monkeypatch, caplog):
     """A skipped call has a result of its own, which is revoked, with the reason, whatever the backend stores."""
     task = make(on_duplicate="skip")
