@@ -258,30 +258,34 @@ class SingletonTask(BaseTask[P, R]):
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        options = self.singleton_options
-        own = self._continued(task_id, args, kwargs) if task_id else None  # only a known id continues a run
-        name = own.name if own else self.singleton_key.lock_name(args, kwargs)
+        options, run = self.singleton_options, self._continued(task_id)
+        same = run if run and self._has_arguments_of_run(args, kwargs) else None
+        name = same.name if same else self.singleton_key.lock_name(args, kwargs)
         ticket = Ticket(name, options.using, uuid() if task_id is None else task_id, secret, scope=options.scope)
-        if own:
-            ticket.limit, ticket.own = own.limit, own.own
-        elif options.depends or chosen:
+        if run or options.depends or chosen:
+            own = dict(run.own or {}) if run else {}
+            if not same and callable(options.hold_for):
+                own.pop("hold_for", None)  # which the function made of other arguments
             bound = partial(self.singleton_key.bound, args, kwargs)
-            ticket.limit, ticket.own = options.limit_of(bound), options.own_of(chosen, bound)
+            ticket.limit = same.limit if same else options.limit_of(bound)
+            ticket.own = options.own_of({**own, **chosen}, bound)
         return ticket
 
-    def _continued(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ticket | None:
+    def _continued(self, task_id: str | None) -> Ticket | None:
+        """Return the ticket of the run in progress, if a message with this id continues it."""
+        run = self.singleton_run
+        return run.ticket if run and task_id and task_id == self.request.id else None
+
+    def _has_arguments_of_run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """
-        Return the ticket of the run in progress, if a message continues it with the same arguments.
+        Return whether these are the arguments of the run in progress.
 
         The body may have changed a list or a dict among them since. Its call is still the one that was made.
         """
-        request = self.request
-        if task_id != request.id or not (run := getattr(request, EXECUTION, None)):
-            return None
-        own_args, own_kwargs = request.args or (), request.kwargs or {}
+        own_args, own_kwargs = self.request.args or (), self.request.kwargs or {}
         same = len(args) == len(own_args) and kwargs.keys() == own_kwargs.keys()
         same = same and all(given is own for given, own in zip(args, own_args, strict=True))
-        return run.ticket if same and all(kwargs[name] is own_kwargs[name] for name in kwargs) else None
+        return same and all(kwargs[name] is own_kwargs[name] for name in kwargs)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages, of the class that the project's own task class has."""

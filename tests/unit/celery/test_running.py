@@ -112,6 +112,29 @@ def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
     assert names() == set()
 
 
+@pytest.mark.parametrize(
+    ("options", "own", "again", "held"),
+    [
+        ({}, {"hold_for": 60}, {}, {NAME}),
+        ({}, {"hold_for": 60}, {"kwargs": {"since": 2}}, {NAME}),
+        ({}, {"hold_for": 60}, {"args": (7,), "kwargs": {"since": 2}}, {NAME}),
+        ({}, {"hold_for": 60}, {"singleton": {"hold_for": 0}}, set()),
+        ({"hold_for": 60}, {"hold_for": 0}, {"kwargs": {"since": 2}}, set()),
+        ({"hold_for": lambda call: 60 * (call.arguments["since"] or 0)}, {}, {"kwargs": {"since": 2}}, {NAME}),
+    ],
+)
+def test_retry_has_the_options_of_its_call(make, worker, options, own, again, held):
+    """A call's own options hold for its retries, whatever their arguments, unless a retry has others."""
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            self.retry(countdown=0, **again)
+
+    make(body, **options).apply_async((7,), singleton=own)
+
+    assert (worker.run_all(), names()) == (["RETRY", "SUCCESS"], held)
+
+
 def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
     """It is called, because its caller asked to hear; if something fails after that, it is not called again."""
     seen = []
