@@ -191,7 +191,7 @@ class Sender(Nodes):
             return self.answered(call, self.run(send_owned(call, task.singleton_run, options.get("retries") or 0)))
         return self.answered(call, self.run(send(call)))
 
-    def send(self, question: ask.Send) -> Any:
+    def send(self, question: ask.Send) -> SingletonResult[Any]:
         """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
         ticket = question.ticket
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
@@ -205,7 +205,7 @@ class Sender(Nodes):
             self._free_renamed(ticket, sent.id)
         elif question.claim:
             self.confirm(question.claim, self.ttl)
-        return sent
+        return answer_of(self.task, sent, ticket.task_id)
 
     def _free_renamed(self, ticket: Ticket, sent_as: str) -> None:
         """Free the slot of a message that was sent under another id, because it would find its slot taken."""
@@ -257,7 +257,9 @@ class Sender(Nodes):
                     log.warning("singleton tasks are sent without a slot, and workers decide: %s", unanswered)
                 elif call.claim:
                     _unanswered.discard(using)
-                return cast("SingletonResult[Any]", answer.about(holder, accepted=True) if holder else answer)
+                if holder:  # the answer may be of the project's own class
+                    SingletonResult.about(answer, holder, accepted=True)
+                return cast("SingletonResult[Any]", answer)
             case Joined(task_id, holder):
                 joined = task.AsyncResult(task_id).about(holder, accepted=False)
                 joined.ignored = self.options.get("ignore_result", task.ignore_result)  # nobody stores it then
@@ -304,11 +306,14 @@ def _note_beat(**about: Any) -> None:
 signals.beat_init.connect(_note_beat, dispatch_uid="django_redlock.beat")
 
 
-def eager_result(result: Any) -> SingletonResult[Any]:
-    """Add our attributes to a result of Celery's eager mode, in which no other call waits or runs."""
+def answer_of(task: Any, result: Any, task_id: str) -> SingletonResult[Any]:
+    """Return what a task class answers, with our attributes; if it cannot have them, as None, the result of that id."""
     if not isinstance(result, SingletonResult):
-        for name in ANSWER_FIELDS:
-            setattr(result, name, getattr(SingletonResult, name))
+        try:
+            for name in ANSWER_FIELDS:
+                setattr(result, name, getattr(SingletonResult, name))
+        except (AttributeError, TypeError):
+            return cast("SingletonResult[Any]", task.AsyncResult(task_id))
     return cast("SingletonResult[Any]", result)
 
 

@@ -49,7 +49,7 @@ from ..singleton.options import (
 from ..singleton.questions import Send
 from ..singleton.slot import DuplicateTask
 from ..singleton.ticket import Ticket
-from .dispatch import R, Sender, SingletonResult, eager_result, mixed_result
+from .dispatch import R, Sender, SingletonResult, answer_of, mixed_result
 from .handle import Singleton
 from .worker import EXECUTION, EagerlySkipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
 
@@ -339,32 +339,36 @@ class SingletonTask(BaseTask[P, R]):
         args, kwargs = args or (), kwargs or {}
         if singleton is False or _switched_off:
             ticket = Ticket("", rules.using, task_id or uuid())
-            return eager_result(Sender(self, args, kwargs, options, rules, rules.using).send(Send(ticket)))
+            return Sender(self, args, kwargs, options, rules, rules.using).send(Send(ticket))
         if self.app.conf.task_always_eager:
-            return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
+            return self._call_eagerly(rules, args, kwargs, task_id, options)
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret(), singleton or {})
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 
-    def _call_eagerly(self, rules: SingletonOptions, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
+    def _call_eagerly(
+        self, rules: SingletonOptions, args: Any, kwargs: Any, task_id: str | None, options: Mapping[str, Any]
+    ) -> SingletonResult[R]:
         """
         Run the call at once, as Celery's eager mode does. Nothing can wait, so a duplicate is skipped.
 
         Raises:
             DuplicateTask: It is a duplicate, and ``on_duplicate="raise"``.
         """
-        done: Any = self.singleton_publish(args, kwargs, **options)
+        own = task_id or uuid()
+        done: Any = self.singleton_publish(args, kwargs, task_id=own, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
         if not isinstance(skipped, EagerlySkipped):
-            return eager_result(done)
-        answer, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
-        if holder and rules.on_duplicate == "raise" and options["task_id"] is None:
+            return answer_of(self, done, own)
+        answer: Any = answer_of(self, EagerResult(done.id, None, done.state, name=self.name), own)
+        holder = skipped.holder
+        if holder and rules.on_duplicate == "raise" and task_id is None:
             raise holder.error(self.singleton_error, self.singleton.key(*args, **kwargs))
         if holder:
             answer.duplicate, answer.reason, answer.holder_id = True, str(holder.state), holder.task_id
         answer.accepted = False
-        return answer
+        return cast("SingletonResult[R]", answer)
 
     def singleton_publish(self, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
         """Send a message as every task of Celery does."""

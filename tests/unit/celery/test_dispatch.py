@@ -221,6 +221,28 @@ def test_slot_lasts_until_the_message_expires(make, written):
     assert 5 < task.singleton.holder(7).ttl <= 10
 
 
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}, {"on_duplicate": "replace"}], ids=str)
+@pytest.mark.parametrize("returns", [lambda sent: None, lambda sent: AsyncResult(sent.id), lambda sent: sent.id])
+def test_own_class_that_returns_what_it_likes(app, make, worker, returns, options):
+    """The caller gets a result of its message, with what is known of the call, also where tasks run at once."""
+
+    class Own(app.Task):
+        def apply_async(self, *args, **options):
+            return returns(super().apply_async(*args, **options))
+
+    task = make(base=Own, **options)
+    first, second = task.delay(7, 1), task.delay(7, 2)
+    own = task.apply_async((8,), singleton=False)
+    assert (first.id, first.duplicate, first.accepted) == (worker.headers[0]["id"], False, True)
+    assert (second.duplicate, second.reason, second.holder_id) == (True, "queued", first.id)
+    assert second.id in [headers["id"] for headers in worker.headers]
+    assert (own.id, own.duplicate) == (worker.headers[-1]["id"], False)
+
+    app.conf.task_always_eager = True
+
+    assert (task.delay(9).duplicate, task.apply_async((9,), task_id="own").id) == (False, "own")
+
+
 @contextmanager
 def transaction_that_fails():
     with suppress(InterruptedError), transaction.atomic():
