@@ -195,8 +195,8 @@ class Sender(Nodes):
         """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
         ticket = question.ticket
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
-        about = {**self.options, "headers": {**theirs, HEADER: ticket.pack()}, "task_id": ticket.task_id}
         try:
+            about = {**self.options, "headers": {**theirs, HEADER: ticket.pack()}, "task_id": ticket.task_id}
             sent = self.task.singleton_publish(self.args, self.kwargs, **about)
         except BaseException:
             free(ticket.using, ticket.waiting, ticket.secret)

@@ -165,12 +165,12 @@ class SingletonOptions:
         Return the options that the message of a call carries: those *chosen* for the call, and what a function returns.
 
         Raises:
-            ValueError: The task's function did not return a number of seconds.
+            ValueError: The function did not return a number of seconds.
         """
         own = {name: value for name, value in chosen.items() if name in PER_MESSAGE}
-        if callable(self.hold_for) and "hold_for" not in own:
-            own["hold_for"] = self.hold_for(bound())
-            from_zero("hold_for", own["hold_for"])
+        hold_for = own.get("hold_for", self.hold_for)
+        if callable(hold_for):
+            own["hold_for"] = from_zero("hold_for", hold_for(bound()))
         return own or None
 
     def of_message(self, own: Mapping[str, Any] | None) -> "SingletonOptions":

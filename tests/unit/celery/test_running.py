@@ -120,6 +120,7 @@ def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
         ({}, {"hold_for": 60}, {"args": (7,), "kwargs": {"since": 2}}, {NAME}),
         ({}, {"hold_for": 60}, {"singleton": {"hold_for": 0}}, set()),
         ({"hold_for": 60}, {"hold_for": 0}, {"kwargs": {"since": 2}}, set()),
+        ({}, {"hold_for": lambda call: 60 * call.arguments["shop_id"]}, {}, {NAME}),
         ({"hold_for": lambda call: 60 * (call.arguments["since"] or 0)}, {}, {"kwargs": {"since": 2}}, {NAME}),
     ],
 )
