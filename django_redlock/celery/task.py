@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
+from dataclasses import replace
 from functools import cache, cached_property, partial, wraps
 from inspect import BoundArguments, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import GenericAlias, MappingProxyType
@@ -121,7 +122,8 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     Make a Celery task that waits or runs at most once at any time for the same arguments.
 
     Use it like ``shared_task``, with or without options; it takes all options of ``shared_task``. For those given here
-    see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.
+    see :class:`~django_redlock.celery.SingletonOptions`; those that are not given are those of the task class. Settings
+    are read when the task is first called.
 
     Raises:
         TypeError: An option does not exist or has the wrong type.
@@ -129,7 +131,8 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     """
     celery_options = {name: value for name, value in options.items() if name not in OPTIONS}
     check_others(celery_options, lambda name: hasattr(Task, name) or name in CELERY_ONLY)
-    chosen = SingletonOptions(**{name: value for name, value in options.items() if name in OPTIONS})
+    given = {name: value for name, value in options.items() if name in OPTIONS}
+    chosen = _options_on(celery_options.get("base"), given)
 
     def decorate(function: Callable[..., Any]) -> Any:
         check_function(function, (Proxy, Task), " Derive it from SingletonTask.")
@@ -142,18 +145,23 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         signature = inspect.signature(function)
         own = list(signature.parameters.values())[1 if celery_options.get("bind") else 0 :]
         TaskKey(chosen.key, signature.replace(parameters=own))  # raises
-        return _shared(function, chosen, celery_options)
+        return _shared(function, given, celery_options)
 
     return decorate if function is None else decorate(function)
 
 
-def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
+def _options_on(base: Any, given: dict[str, Any]) -> SingletonOptions:
+    """Return the options of a task: those of its class, but for those that were *given* to the decorator."""
+    return replace(getattr(base, "singleton_options", SingletonTask.singleton_options), **given)
+
+
+def _shared(function: Callable[..., Any], given: dict[str, Any], celery_options: dict[str, Any]) -> Any:
     """Register the task with every present and future app; return a proxy that finds it in the current app."""
 
     def register(app: Celery) -> Any:
         chosen: Any = celery_options.get("base") or app.Task
         base = mixed_with(chosen)
-        own = {"base": base, "singleton_options": options, "shared": False, "lazy": False}
+        own = {"base": base, "singleton_options": _options_on(base, given), "shared": False, "lazy": False}
         return app.task(**(celery_options | own))(function)
 
     _state.connect_on_app_finalize(register)

@@ -102,6 +102,22 @@ def test_task_as_a_class(app):
     assert task.delay(7).id == task.delay(7, since=1).id
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["base", "app"])
+def test_options_of_the_task_class(app, whole):
+    """A decorated task has the options of its class, and its own win."""
+
+    class Serial(SingletonTask):
+        abstract = True
+        singleton_options = SingletonOptions(scope="while_executing", on_unavailable={"run": "fail"}, lease=20)
+
+    if whole:
+        app.task_cls = Serial
+    task = singleton_task(name="shop.serial", lease=10, **({} if whole else {"base": Serial, "limit": 3}))(nothing)
+    found = task.singleton_options
+
+    assert (found.scope, found.on_unavailable, found.lease) == ("while_executing", {"run": "fail"}, 10)
+
+
 def test_settings_are_read_by_the_first_call(app, worker):
     """Decorating works without them; a lease that they forbid is the caller's error, not one that only workers see."""
     task = singleton_task(name="shop.long", lease=61)(nothing)
