@@ -9,7 +9,6 @@ The task class is built when an app is finalized, from the mixin and the project
 own, as in other packages, would drop ``delay_on_commit`` and everything else that the project's class adds.
 """
 
-import inspect
 import logging
 import os
 import sys
@@ -142,9 +141,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
                 f"before the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may "
                 "call async_to_sync()."
             )
-        signature = inspect.signature(function)
-        own = list(signature.parameters.values())[1 if celery_options.get("bind") else 0 :]
-        TaskKey(chosen.key, signature.replace(parameters=own))  # raises
+        TaskKey(chosen.key, signature_of(function, bound=bool(celery_options.get("bind"))))  # raises
         return _shared(function, given, celery_options)
 
     return decorate if function is None else decorate(function)

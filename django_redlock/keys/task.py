@@ -16,6 +16,7 @@ from functools import cache
 from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
+from types import MethodType
 from typing import Any
 
 from django.db.models import Model
@@ -169,17 +170,22 @@ def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
     return ",".join([f"{name}={_plain(values[name]) or _through_json(name, values[name])}" for name in names])
 
 
-def signature_of(body: Callable[..., Any]) -> Signature:
+def signature_of(body: Callable[..., Any], *, bound: bool = False) -> Signature:
     """
-    Return the signature with which a body is called.
+    Return the signature with which a body is called; with *bound*, without the argument that the framework puts first.
 
     If a decorator around the body declares parameters of its own, these count. Most decorators take anything and pass
     it on, so then the parameters of the body count. A decorator that changes the arguments, for example by adding one,
     must declare that: by parameters or by ``__signature__``.
     """
+    if bound:
+        body = MethodType(body, body)
     own = signature(body, follow_wrapped=False)
     anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
-    return signature(body) if anything else own
+    inner = getattr(body, "__wrapped__", None)
+    if not anything or inner is None:
+        return own
+    return signature_of(inner, bound=isinstance(body, MethodType))
 
 
 def _plain(value: Any) -> str | None:

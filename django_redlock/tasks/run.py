@@ -64,9 +64,7 @@ class SingleFunction:
     def __init__(self, body: Callable[..., Any], options: SingletonOptions, takes_context: bool) -> None:
         self.name = f"{body.__module__}.{body.__qualname__}"
         self.singleton_options = options
-        signature = signature_of(body)
-        if takes_context:
-            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        signature = signature_of(body, bound=takes_context)
         self.singleton_key = TaskKey(options.key, signature, self.name, options.group, options.version)
         self.wrapped = self._wrapped(body)
         self._takes_context = takes_context

@@ -236,6 +236,57 @@ def test_decorators_around_the_body(app):
     assert given.delay(7).duplicate
 
 
+def passing_on(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def of_a_tenant(function):
+    @functools.wraps(function)
+    def inner(tenant, shop_id):
+        return function(shop_id)
+
+    return inner
+
+
+def with_itself(function):
+    @functools.wraps(function)
+    def inner(self, *args, **kwargs):
+        return function(self, *args, **kwargs)
+
+    return inner
+
+
+def plain(shop_id):
+    pass
+
+
+def bound(self, tenant, shop_id):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("decorators", "body", "options"),
+    [
+        ([of_a_tenant], plain, {}),
+        ([of_a_tenant, passing_on], plain, {}),
+        ([of_a_tenant, passing_on, passing_on], plain, {"autoretry_for": (OSError,)}),
+        ([with_itself], bound, {"bind": True}),
+        ([with_itself, passing_on], bound, {"bind": True}),
+    ],
+)
+def test_key_of_a_decorated_body(app, decorators, body, options):
+    """The key may name each parameter with which the task is called, also behind decorators that pass anything on."""
+    for decorator in decorators:
+        body = decorator(body)
+    task = singleton_task(name="shop.sync", key=("tenant",), **options)(body)
+
+    assert task.singleton.key(5, 7) == task.singleton.key(shop_id=8, tenant=5) == "task:shop.sync:tenant=5"
+
+
 class Colour(Enum):
     RED = 1
     GREEN = 2

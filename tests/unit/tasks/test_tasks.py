@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
 from enum import Enum
+from functools import wraps
 from inspect import signature
 from io import StringIO
 from types import SimpleNamespace
@@ -408,6 +409,18 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
 def test_option_that_cannot_work_is_refused_at_once(options, error, text):
     with pytest.raises(error, match=text):
         singleton_task(**options)(jobs.keep.func.__wrapped__)
+
+
+def test_key_of_a_decorated_function_that_takes_the_context():
+    """The key may name the parameters of a function behind a decorator that passes them on."""
+
+    @wraps(jobs.nested.func.__wrapped__)
+    def passing_on(context, *args, **kwargs):
+        raise NotImplementedError
+
+    task = singleton_task(takes_context=True, key=("depth",))(passing_on)
+
+    assert task.singleton.key(5).endswith(":depth=5")
 
 
 def test_wrong_calls_of_the_decorator_and_of_using():
