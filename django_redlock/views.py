@@ -5,6 +5,7 @@ The lock goes around the view's transaction, so that it is released after the co
 :mod:`~django_redlock.db.requests`.
 """
 
+import asyncio
 import inspect
 import logging
 import math
@@ -509,6 +510,7 @@ class Guard:
                 response = await view(request, *args, **kwargs)
             self.ensure(lease)
         except BaseException:
+            await end_of_thread_work()
             note_late_loss(lease, await arelease_at_end(lease))
             raise
         finally:
@@ -657,6 +659,21 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
 def release_and_note(lease: Lease) -> None:
     """Release the lock of a view; log its loss if only the release shows it, because the view may have committed."""
     note_late_loss(lease, release_at_end(lease))
+
+
+async def end_of_thread_work() -> None:
+    """
+    Wait for what a request that was cancelled, or has failed, has left in its thread, even if cancelled meanwhile.
+
+    A cancellation ends only the wait for a thread. The request's thread does one thing at a time, so this is the last.
+    """
+    while True:
+        try:
+            with suppress(RuntimeError):  # the thread has ended
+                await sync_to_async(lambda: None)()
+            return
+        except asyncio.CancelledError:
+            continue
 
 
 def response_to(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
@@ -232,6 +233,42 @@ async def test_cancelled_request_releases():
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert is_free("view:order")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError])
+async def test_work_that_goes_on_in_a_thread_keeps_the_lock(error):
+    """A cancellation, or a timeout of the view, ends no thread: the lock waits for it, also when cancelled again."""
+    entered, over, cancelled = threading.Event(), threading.Event(), asyncio.Event()
+
+    def work():
+        entered.set()
+        over.wait(PATIENCE)
+
+    @locked_view("order")
+    async def view(request):
+        try:
+            await sync_to_async(work)()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise error from None
+
+    async def turns():
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(view(requests.post("/")))
+    await asyncio.to_thread(entered.wait, PATIENCE)
+    task.cancel()
+    await cancelled.wait()
+    for _ in range(2):
+        await turns()
+        assert not is_free("view:order")
+        task.cancel()
+    over.set()
+    with pytest.raises(error):
         await task
 
     assert is_free("view:order")

@@ -9,7 +9,7 @@ from tests.settings import *  # noqa: F403
 ROOT_URLCONF = "tests.server.live.views"
 ALLOWED_HOSTS = ["127.0.0.1"]
 INSTALLED_APPS = ["django_redlock", "tests.shop"]
-MIDDLEWARE: list[str] = []
+MIDDLEWARE = ["tests.server.live.views.one_at_a_time", "tests.server.live.views.notices_cancellation"]
 
 IN_MEMORY = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'
 DATABASES = {"default": {**json.loads(os.environ.get("LIVE_DATABASE", IN_MEMORY)), "ATOMIC_REQUESTS": True}}

@@ -1,4 +1,4 @@
-"""Fifty requests at once to a locked view of a real server, under ATOMIC_REQUESTS, over a real database."""
+"""Requests to locked views of a real server: fifty at once under ATOMIC_REQUESTS, and some whose clients go away."""
 
 import json
 import socket
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from subprocess import DEVNULL
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -61,7 +62,7 @@ def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[
 
 
 def post(url: str) -> dict[str, Any]:
-    with urlopen(Request(url, method="POST"), timeout=4 * PATIENCE) as response:
+    with urlopen(Request(url, method="POST", headers={"Accept": "application/json"}), timeout=4 * PATIENCE) as response:
         return json.loads(response.read())
 
 
@@ -87,3 +88,27 @@ def test_requests_at_once_see_what_the_one_before_committed(site: str, database:
             assert all(answer["atomic"] for answer in answers)
 
     assert list(Order.objects.using(database).values_list("total", flat=True)) == [REQUESTS] * 2
+
+
+def status_of(url: str) -> int:
+    """Return the status of the answer to a POST request."""
+    try:
+        post(url)
+    except HTTPError as error:
+        return error.code
+    return 200
+
+
+@pytest.mark.parametrize("path", ["/left/", "/aleft/"], ids=["locked_paths", "locked_view"])
+def test_client_that_goes_away_does_not_free_the_lock_of_work_that_goes_on(live: Live, path: str):
+    """The server cancels the request, but not the thread of the view; the lock is kept until that is done."""
+    with serving(live, UVICORN) as port:
+        site = f"http://127.0.0.1:{port}"
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode())
+            assert post(f"{site}/event/begun/wait/")["answer"]
+        assert post(f"{site}/event/cancelled/wait/")["answer"]
+
+        assert status_of(site + path) == 409
+        post(f"{site}/event/over/set/")
+        wait_until(lambda: status_of(site + path) == 200)

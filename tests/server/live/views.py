@@ -2,13 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
+from django.utils.decorators import sync_and_async_middleware
 from django.views import View
 
 from django_redlock import lock_for_update, locked_view
+from django_redlock.middleware import locked_paths
 from tests.shop.models import Order
 
 PATIENCE = 60.0  # seconds
@@ -70,10 +77,60 @@ async def abusy(request: HttpRequest, pk: int) -> JsonResponse:
     return JsonResponse({})
 
 
+# Requests whose clients go away while they work in a thread; the test waits for the events, and sets the last one.
+
+events = {"begun": Event(), "cancelled": Event(), "over": Event()}
+one_at_a_time = locked_paths(["/left/"], "path")
+
+
+@contextmanager
+def cancellation_noticed() -> Iterator[None]:
+    try:
+        yield
+    except asyncio.CancelledError:
+        events["cancelled"].set()
+        raise
+
+
+@sync_and_async_middleware
+def notices_cancellation(get_response: Any) -> Any:
+    if not iscoroutinefunction(get_response):
+        return get_response
+
+    async def middleware(request: HttpRequest) -> Any:
+        with cancellation_noticed():
+            return await get_response(request)
+
+    return middleware
+
+
+@transaction.non_atomic_requests
+def left(request: HttpRequest) -> JsonResponse:
+    """Work in the thread of the request, until the test says that the work is over."""
+    events["begun"].set()
+    events["over"].wait(PATIENCE)
+    return JsonResponse({})
+
+
+@transaction.non_atomic_requests
+@locked_view("path")
+async def aleft(request: HttpRequest) -> JsonResponse:
+    with cancellation_noticed():
+        return await sync_to_async(left)(request)
+
+
+@transaction.non_atomic_requests
+def event(request: HttpRequest, name: str, what: str) -> JsonResponse:
+    return JsonResponse({"answer": getattr(events[name], what)(*[PATIENCE][: what == "wait"])})
+
+
 urlpatterns = [
     path("count/<int:pk>/", count),
     path("count-class/<int:pk>/", Count.as_view()),
     path("acount/<int:pk>/", acount),
     path("busy/<int:pk>/", busy),
     path("abusy/<int:pk>/", abusy),
+    path("left/", left),
+    path("aleft/", aleft),
+    path("event/<str:name>/<str:what>/", event),
 ]
