@@ -221,15 +221,22 @@ def own_request(request: Any) -> HttpRequest:
 
 @contextmanager
 def transactions(request: HttpRequest, lock: RequestLock) -> Iterator[bool]:
-    """Open the transactions that were left to this lock of a request; yield whether there are any."""
+    """
+    Open the transactions that were left to this lock of a request; yield whether there are any.
+
+    The note is back at the end, because a decorator above may call the view again, as one that retries does.
+    """
     about = vars(own_request(request))
     left, aliases = about.get(LEFT, (None, ()))
     if left is not lock:
         yield False
         return
     del about[LEFT]
-    with _opened(aliases):
-        yield bool(aliases)
+    try:
+        with _opened(aliases):
+            yield bool(aliases)
+    finally:
+        about[LEFT] = lock, aliases
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from functools import partial
+from functools import partial, wraps
 from inspect import isawaitable
 from itertools import product
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.db import connections
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory
 from django.urls import include, path
@@ -319,6 +320,36 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
         assert is_free(NAME)
 
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
+
+
+def again(view):
+    """A decorator of the project: a second attempt after an error."""
+
+    @wraps(view)
+    def attempts(*args, **kwargs):
+        try:
+            return view(*args, **kwargs)
+        except ZeroDivisionError:
+            return view(*args, **kwargs)
+
+    return attempts
+
+
+@TWO_DATABASES
+def test_each_attempt_of_a_request_has_its_transaction(client, settings, order, atomic_requests):
+    """A decorator above the lock may call the view again after an error; that attempt is rolled back, too."""
+    settings.ROOT_URLCONF = (path("pay/<int:pk>/", again(pay)),)
+    attempts = []
+
+    def fail():
+        attempts.append(connections["warehouse"].in_atomic_block)
+        raise ZeroDivisionError
+
+    during(fail)
+    with pytest.raises(ZeroDivisionError):
+        client.post("/pay/7/")
+
+    assert (attempts, paid_as_others_see()) == ([True, True], False)
 
 
 def losses(caplog):
