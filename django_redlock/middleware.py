@@ -92,7 +92,7 @@ class _RequestGuard(Guard):
         """Return whether the path and the method are locked."""
         return super().applies(request) and self._matches(request.path_info)
 
-    def ensure(self, lease: Lease, margin: float = 0.0) -> None:
+    def ensure(self, lease: Lease) -> None:
         """Do nothing: the response is there, and the release reports a lock that was lost."""
 
 

@@ -72,7 +72,7 @@ OnBusy = BusyStatus | Callable[[HttpRequest, LockTakenError], Any]
 Refused = LockTakenError | QuorumUnavailableError | StaleTokenError
 
 MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
-MARGIN = 1 / 20  # share of the ttl that must be left for a commit, as in fenced()
+MARGIN = 1 / 20  # share of each ttl that must be left for a commit, as in fenced()
 KNOWN_METHODS = frozenset(get_args(Method))
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 SIMILAR = 0.75  # to a method's name; the names of WebDAV are less similar
@@ -453,6 +453,7 @@ class Guard:
             return view(request, *args, **kwargs)
         lock, held = self._lock(request, args, kwargs)
         if outer := held.get(lock.name):
+            outer.ensure()
             return self._run_within(outer, view, request, args, kwargs)
         try:
             lease = lock.acquire()
@@ -485,7 +486,9 @@ class Guard:
         with transactions(request, self.options) as atomic:
             response = view(request, *args, **kwargs)
             self._refuse_awaitable(response)
-            self.ensure(lease, lease.ttl * MARGIN if atomic else 0.0)
+            if atomic:
+                ensure_all(request)
+            self.ensure(lease)
         return response
 
     async def arun(
@@ -496,6 +499,7 @@ class Guard:
             return await view(request, *args, **kwargs)
         lock, held = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
         if outer := held.get(lock.name):
+            outer.ensure()
             response = await view(request, *args, **kwargs)
             self.ensure(outer)
             return response
@@ -533,14 +537,14 @@ class Guard:
             )
         return self.options.takes(request.method, self.options.only)
 
-    def ensure(self, lease: Lease, margin: float = 0.0) -> None:
+    def ensure(self, lease: Lease) -> None:
         """
-        Make sure that the lock is still held, and long enough for a commit.
+        Make sure that the lock is still held at the end of the view.
 
         Raises:
-            LockLostError: The lock is lost, or less than *margin* is left.
+            LockLostError: The lock is lost.
         """
-        lease.ensure(margin)
+        lease.ensure()
 
     def _lock(
         self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -564,7 +568,7 @@ class Guard:
             raise framework_of(type(request)).bad_request(error, f"@locked_view on {self.name}") from error
         options = self.options
         lock = locks[options.using].on_behalf(name, owner_here("view", label), ttl=options.ttl, wait=options.wait)
-        held = self._held(request)
+        held = leases_of(request).setdefault(options.using, {})
         if lock.name not in held:
             self._refuse_transactions()
         return lock, held
@@ -580,15 +584,6 @@ class Guard:
                     "be, as with an operation of django-ninja, put @transaction.non_atomic_requests on the URL's view "
                     "and @transaction.atomic below @locked_view. Otherwise move the transaction into the view."
                 )
-
-    def _held(self, request: Any) -> dict[str, Lease]:
-        """
-        Return the leases, by name, under which this request already runs: it must not be refused by its own lock.
-
-        A subclass may be decorated as its base class is, and a view may call another one with its request.
-        """
-        leases: dict[str, dict[str, Lease]] = vars(own_request(request)).setdefault("_redlock_leases", {})
-        return leases.setdefault(self.options.using, {})
 
     def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
         """Return the answer to a request that did not get the lock."""
@@ -617,6 +612,28 @@ class Guard:
             successor(lease),
             extra={"event": "view_lock_lost", "lock": lease.name, "view": self.name},
         )
+
+
+def leases_of(request: Any) -> dict[str, dict[str, Lease]]:
+    """
+    Return the leases, by alias and name, under which a request already runs: it must not be refused by its own lock.
+
+    A subclass may be decorated as its base class is, and a view may call another one with its request.
+    """
+    leases: dict[str, dict[str, Lease]] = vars(own_request(request)).setdefault("_redlock_leases", {})
+    return leases
+
+
+def ensure_all(request: Any) -> None:
+    """
+    Make sure that all locks of a request, which enclose its transaction, are held for long enough for a commit.
+
+    Raises:
+        LockLostError: A lock is lost, or less than a twentieth of its ttl is left.
+    """
+    for held in list(leases_of(request).values()):
+        for lease in list(held.values()):
+            lease.ensure(lease.ttl * MARGIN)
 
 
 def keep_while_streaming(response: Any, lease: Lease) -> bool:

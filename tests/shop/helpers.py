@@ -32,8 +32,9 @@ def paid_as_others_see() -> bool:
 
 def lose(lease: Lease) -> None:
     """Let another owner take the lock over, and let the lease find out."""
-    locks["default"].release(lease.names, lease.secret)
-    rival = lock(lease.names, wait=0).acquire()
+    alias = lease.hold.keeper.alias
+    locks[alias].release(lease.names, lease.secret)
+    rival = lock(lease.names, wait=0, using=alias).acquire()
     lease.extend()
     rival.release()
 

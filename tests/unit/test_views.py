@@ -28,9 +28,9 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.signals import lock_acquired
 from django_redlock.testing import Simulation
 from django_redlock.views import locked_view, response_to
-from tests.shop.helpers import PATIENCE, during, is_free, paid_as_others_see
+from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
-from tests.shop.views import pay
+from tests.shop.views import pay, save_as_paid
 
 NAME = "view:order:7"
 
@@ -320,6 +320,44 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
         assert is_free(NAME)
 
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
+
+
+class Both(View):
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        return save_as_paid(pk)
+
+
+@TWO_DATABASES
+@pytest.mark.parametrize("first", [True, False], ids=["outer", "inner"])
+@pytest.mark.parametrize(
+    "view",
+    [locked_view("order:{pk}")(lambda request, pk: save_as_paid(pk)), Both.as_view()],
+    ids=["function", "method"],
+)
+def test_loss_of_either_lock_of_a_request_rolls_it_back(order, settings, client, atomic_requests, leases, view, first):
+    """The innermost lock opens the transaction; before the commit, all of the request must be held, of all aliases."""
+    settings.REDLOCK = {**settings.REDLOCK, "other": {"NODES": ["memory://other"]}}
+    settings.ROOT_URLCONF = (path("pay/<int:pk>/", locked_view("user_or_ip", using="other")(view)),)
+    during(lambda: lose(leases[0 if first else 1]))
+
+    with pytest.raises(LockLostError):
+        client.post("/pay/7/")
+
+    assert [lease.name for lease in leases[:2]] == ["view:ip:127.0.0.1", NAME]
+    assert not paid_as_others_see()
+
+
+def test_lost_lock_is_noticed_before_a_view_that_would_take_it_again(leases):
+    """A view that another one calls with its request does not begin without the lock."""
+
+    @locked_view("order:{pk}")
+    def outer(request, pk):
+        lose(leases[0])
+        return locked_view("order:{pk}")(lambda request, pk: pytest.fail("ran"))(request, pk)
+
+    with pytest.raises(LockLostError):
+        outer(requests.post("/"), 7)
 
 
 def again(view):
