@@ -50,7 +50,7 @@ from .db.requests import (
     reached,
     transactions,
 )
-from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
+from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, outlive_loop, release_at_end, successor
 from .engine.lock import Lock, decorators
 from .engine.manager import owner_here
 from .engine.options import explained
@@ -519,7 +519,9 @@ class Guard:
             raise
         finally:
             del held[lock.name]
-        if not keep_while_streaming(response, lease):
+        if keep_while_streaming(response, lease):
+            outlive_loop(lease)  # under WSGI, the response is read after the end of the loop
+        else:
             note_late_loss(lease, await arelease_at_end(lease))
         return response
 

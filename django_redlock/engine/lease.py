@@ -445,9 +445,6 @@ class AsyncLease(Lease):
     def _watch(self) -> None:
         self.hold.keeper.runtime.loop_watchdog().watch(self)
 
-    def _apart(self, function: Callable[[], object]) -> bool:
-        return False
-
     def _call_back(self) -> None:
         super()._call_back()  # returns nothing: an exit would end the event loop for everything in it
 
@@ -516,6 +513,14 @@ def stop_renewal(lease: Lease) -> None:
 def resume_renewal(lease: Lease) -> None:
     """Start extending the lease again."""
     lease.hold.keeper.runtime.watchdog.watch(lease)
+
+
+def outlive_loop(lease: Lease) -> None:
+    """Have the lease extended in a thread of the process, because the running event loop may end before the lease."""
+    keeper = lease.hold.keeper
+    keeper.runtime.loop_watchdog().forget(lease)
+    resume_renewal(lease)
+    keeper.driver.heartbeat.join()
 
 
 def fence_out(lease: Lease, fencing_token: int) -> None:

@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from django.test import Client
 
 pytest.importorskip("gunicorn", reason="needs gunicorn: pip install gunicorn")
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install uvicorn")
@@ -112,3 +113,16 @@ def test_client_that_goes_away_does_not_free_the_lock_of_work_that_goes_on(live:
         assert status_of(site + path) == 409
         post(f"{site}/event/over/set/")
         wait_until(lambda: status_of(site + path) == 200)
+
+
+def test_lock_of_a_stream_is_renewed_when_the_event_loop_of_its_view_is_over(shop: None, settings: Any, leases: Any):
+    """WSGI runs an asynchronous view in an event loop of its own, and reads the response after the end of that loop."""
+    settings.REDLOCK = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 1.0}}}
+    response = Client().post("/astream/7/")
+    [lease] = leases
+
+    wait_until(lambda: lease.extensions >= 2 or not lease.valid())
+
+    assert lease.valid()
+    response.close()
+    assert lease.reason == "released"
