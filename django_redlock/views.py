@@ -22,7 +22,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import BadRequest
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -50,7 +50,16 @@ from .db.requests import (
     reached,
     transactions,
 )
-from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, outlive_loop, release_at_end, successor
+from .engine.lease import (
+    Lease,
+    arelease_at_end,
+    log_loss_with,
+    note_late_loss,
+    outlive_loop,
+    release_at_end,
+    release_when_dropped,
+    successor,
+)
 from .engine.lock import Lock, decorators
 from .engine.manager import owner_here
 from .engine.options import explained
@@ -644,10 +653,11 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
 
     That is when its iterator ends or raises, or when the server closes the response, as servers do even if the client
     has gone away, but under ASGI not if the iterator raises. If a middleware drops the response and returns another,
-    nothing releases the lock: the lease is dropped as well and ends with its ttl.
+    the lease is dropped as well.
     """
     if not getattr(response, "streaming", False):
         return False
+    release_when_dropped(lease)
     leases = [lease]
 
     def release() -> None:  # in any thread, so not async
@@ -667,10 +677,12 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
         finally:
             await sync_to_async(release)()
 
-    file = getattr(response, "file_to_stream", None)
-    response.streaming_content = (auntil_end if response.is_async else until_end)(response.streaming_content)
-    if file is not None:  # the server may send the file in its own way, which another iterator would prevent
-        response.file_to_stream = file
+    # Neither streaming_content nor the iterator of a file, which refer to the response: if it were dropped, only the
+    # garbage collector would find out. And to set streaming_content would keep the server from sending a file itself.
+    parts, usual = response._iterator, vars(FileResponse)["_set_streaming_content"]
+    if getattr(type(response), usual.__name__, None) is usual and response.file_to_stream is not None:
+        parts = iter(partial(response.file_to_stream.read, response.block_size), b"")
+    response._iterator = (auntil_end if response.is_async else until_end)(parts)
     response._resource_closers.append(release)
     return True
 

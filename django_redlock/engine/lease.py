@@ -523,6 +523,12 @@ def outlive_loop(lease: Lease) -> None:
     keeper.driver.heartbeat.join()
 
 
+def release_when_dropped(lease: Lease) -> None:
+    """Have the lock released in the background if the lease is dropped."""
+    hold = lease.hold
+    watch_drop(lease, hold, hold.clock, hold.keeper.driver.dropped, release=True)
+
+
 def fence_out(lease: Lease, fencing_token: int) -> None:
     """End the lease, because a database has seen a later holder's *fencing_token*; the next proposal is higher."""
     lease.hold.fenced_out(fencing_token, lease.hold.clock())

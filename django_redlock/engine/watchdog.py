@@ -491,28 +491,36 @@ class Drop(ref[Any]):
     swallowed.
     """
 
-    __slots__ = ("clock", "ends", "hold")
-    hold: HoldState
+    __slots__ = ("clock", "ends", "hold", "release")
+    hold: Any
     clock: Clock
     ends: deque[float]
+    release: bool
 
 
 unreleased: dict[HoldState, Drop] = {}  # keeps alive the drops of leases that have not been released
 drops: deque[Drop] = deque()  # the drops whose leases are gone; see note_drops()
 
 
-def watch_drop(lease: object, hold: HoldState, clock: Clock, ends: deque[float]) -> None:
-    """Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*."""
+def watch_drop(lease: object, hold: HoldState, clock: Clock, ends: deque[float], release: bool = False) -> None:
+    """
+    Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*.
+
+    With *release*, dropping the lease is a way to release it: that is done in the background.
+    """
     drop = Drop(lease, drops.append)
-    drop.hold, drop.clock, drop.ends = hold, clock, ends
+    drop.hold, drop.clock, drop.ends, drop.release = hold, clock, ends, release
     unreleased[hold] = drop
 
 
 def note_drops() -> None:
-    """Warn about the leases that were dropped without a release; the watchdogs and :mod:`.presence` call this."""
+    """Release or report the leases that were dropped; the watchdogs and :mod:`.presence` call this."""
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.pop(drop.hold, None)
+            if drop.release:
+                drop.hold.abandon()
+                continue
             left = drop.hold.remaining(drop.clock())
             if left and not drop.hold.ended and not exiting():
                 drop.ends.append(drop.hold.deadline)

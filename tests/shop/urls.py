@@ -10,4 +10,5 @@ urlpatterns = [
     path("abusy-inside/", views.abusy_inside),
     path("stream/<int:pk>/", views.stream),
     path("astream/<int:pk>/", views.astream),
+    path("file/<int:pk>/", views.file),
 ]

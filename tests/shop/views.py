@@ -1,9 +1,10 @@
 """Views under locks; ``during`` is a hook for a test inside them."""
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from django_redlock import lock, locked_view
@@ -44,6 +45,11 @@ async def apay(request: HttpRequest, pk: int) -> HttpResponse:
 @locked_view("order:{pk}")
 def stream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"one", b"two"]))
+
+
+@locked_view("order:{pk}")
+def file(request: HttpRequest, pk: int) -> FileResponse:
+    return FileResponse(BytesIO(b"one"))
 
 
 @locked_view("order:{pk}")

@@ -1,5 +1,6 @@
 """Requests to locked views of a real server: fifty at once under ATOMIC_REQUESTS, and some whose clients go away."""
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from django.http import HttpResponse
 from django.test import Client
 
 pytest.importorskip("gunicorn", reason="needs gunicorn: pip install gunicorn")
@@ -18,6 +20,7 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install uvicorn")
 
 from django_redlock.testing.servers import reserve_port
 from tests.managers import wait_until
+from tests.shop.helpers import is_free
 from tests.shop.models import Order
 
 from .conftest import PATIENCE, Live
@@ -126,3 +129,26 @@ def test_lock_of_a_stream_is_renewed_when_the_event_loop_of_its_view_is_over(sho
     assert lease.valid()
     response.close()
     assert lease.reason == "released"
+
+
+def drops(get_response: Any) -> Any:
+    """A middleware that shows another page in place of every response."""
+
+    def middleware(request: Any) -> HttpResponse:
+        get_response(request)
+        return HttpResponse("maintenance", status=503)
+
+    return middleware
+
+
+@pytest.mark.parametrize("path", ["/stream/7/", "/file/7/", "/astream/7/"])
+def test_response_that_a_middleware_drops_frees_the_lock(shop: None, settings: Any, path: str):
+    """It is freed long before its ttl, and without the garbage collector, whose next run may be hours away."""
+    settings.REDLOCK = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 600.0, "max_ttl": 600.0}}}
+    settings.MIDDLEWARE = [f"{__name__}.drops"]
+    gc.disable()
+    try:
+        assert Client().post(path).status_code == 503
+        wait_until(lambda: is_free("view:order:7"))
+    finally:
+        gc.enable()
