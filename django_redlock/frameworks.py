@@ -39,9 +39,9 @@ class Framework:
         """Return the functions for which a view of the framework's own stands, and whose marks it does not copy."""
         return ()
 
-    def bad_request(self, error: Exception, where: str) -> Exception:
+    def bad_request(self, error: BadRequest) -> Exception:
         """Return the error that is answered with 400, for one about a value that the client sent or left out."""
-        return error if isinstance(error, BadRequest) else BadRequest(f"{where}: {error}")
+        return error
 
 
 DJANGO = Framework()

@@ -573,10 +573,15 @@ class Guard:
         bound.apply_defaults()
         call = ViewCall(request, (request, *args), kwargs, bound.arguments | kwargs | {"request": request})
         label = f"{self.name} {request.method}"
+        framework = framework_of(type(request))
         try:
-            name = check_name(f"{self.options.prefix}:{self._key.resolve(call)}")
-        except (BadRequest, ValueError) as error:  # ValueError: a value is too long, or is not valid Unicode
-            raise framework_of(type(request)).bad_request(error, f"@locked_view on {self.name}") from error
+            key = self._key.resolve(call)
+        except BadRequest as error:
+            raise framework.bad_request(error) from error.__cause__
+        try:
+            name = check_name(f"{self.options.prefix}:{key}")
+        except ValueError as error:  # a value is too long, or is not valid Unicode
+            raise framework.bad_request(BadRequest(f"@locked_view on {self.name}: {error}")) from error
         options = self.options
         lock = locks[options.using].on_behalf(name, owner_here("view", label), ttl=options.ttl, wait=options.wait)
         held = leases_of(request).setdefault(options.using, {})

@@ -9,8 +9,11 @@ Views are locked with ``@locked_view``, which finds :data:`FRAMEWORK` by itself.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.core.exceptions import BadRequest
+
 from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, missing_extra
 from ..frameworks import Framework, is_framework
+from ..keys.view import MissingError
 from ..views import PROBLEM, problem_of
 
 try:
@@ -61,9 +64,13 @@ class RestFramework(Framework):
             return ()
         return [cell.cell_contents for cell in view.__closure__ or ()]
 
-    def bad_request(self, error: Exception, where: str) -> Exception:
-        """Return the framework's own error, because it does not know Django's."""
-        parse_error: Exception = ParseError(str(error.__cause__ or error))
+    def bad_request(self, error: BadRequest) -> Exception:
+        """
+        Return the framework's own error, because it does not know Django's.
+
+        Clients get its text: only what was written for them, and neither the name of the lock nor the project's error.
+        """
+        parse_error: Exception = ParseError(str(why) if isinstance(why := error.__cause__, MissingError) else None)
         return parse_error
 
 

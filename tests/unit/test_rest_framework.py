@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.views import LogoutView
 from django.core.checks import run_checks
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db import connections
 from django.http import HttpResponse
 from django.urls import include, path, re_path
@@ -127,6 +127,25 @@ def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, body, why
     assert (answer.status_code, why in answer.json()["detail"]) == (400, True)
     for value in ("x" * 9000, "\ud800"):  # the result of a callable is the whole key, so it is not cut
         assert api.post("/called/", json.dumps({"order": value}), content_type="application/json").status_code == 400
+    assert names() == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "detail"), [(ValueError("dsn=secret"), None), (BadRequest("dsn=secret"), "Malformed request.")]
+)
+@pytest.mark.parametrize("place", [lambda key: key, lambda key: ["order", key]], ids=["alone", "in a list"])
+def test_error_of_the_function_in_a_key_is_not_shown_to_the_client(settings, names, raised, detail, place):
+    """It is the project's own, so it remains what it is; the client of a ``BadRequest`` gets no text of it."""
+
+    def key(request):
+        raise raised from ValueError("dsn=secret")
+
+    settings.ROOT_URLCONF = (path("api/", locked_view(place(key))(type("Api", (APIView,), {"post": fail})).as_view()),)
+
+    answer = APIClient(raise_request_exception=False).post("/api/")
+
+    assert (answer.status_code, b"secret" in answer.content) == (400 if detail else 500, False)
+    assert detail is None or answer.json() == {"detail": detail}
     assert names() == []
 
 
