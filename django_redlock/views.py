@@ -34,6 +34,7 @@ from .core.rules import DEFAULT_ALIAS
 from .db.requests import (
     HANDLERS,
     RequestLock,
+    actions_of,
     chain,
     class_of,
     dispatches,
@@ -773,7 +774,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
     for pattern, arguments in _patterns(get_resolver()):
         view = pattern.callback
         owner = class_of(view)
-        handlers = {*methods_of(owner), *(getattr(view, "actions", None) or {}).values()}
+        handlers = {*methods_of(owner), *actions_of(view).values()}
         callables = (view, *(getattr(owner, name, None) for name in handlers))
         if any(isinstance(inspect.unwrap(each), LockedView) for each in callables if callable(each)):
             text = f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at a request."
@@ -781,7 +782,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         if owner is None:
             continue
         named = f"{owner.__module__}.{owner.__qualname__}"
-        methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
+        methods = [*actions_of(view)] or [name for name in owner.http_method_names if hasattr(owner, name)]
         for name, hidden in _hidden(view, owner, methods) if atomic else ():
             text = (
                 f"{named}.{name}() hides the @locked_view of {hidden} from ATOMIC_REQUESTS: each request that it would "
@@ -818,13 +819,13 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
 
 def _hidden(view: Any, owner: Any, methods: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the methods of a view class that lead to a locked one and have no lock themselves, and what each hides."""
-    actions = (getattr(view, "actions", None) or {}).values()
+    actions = actions_of(view).values()
     for name in () if locks_before(view) else ("dispatch", *sorted(methods_of(owner)), *actions):
         if not locks_of(getattr(owner, name, None)):
             bases = (base for base, method in chain(owner, name) if locks_of(method))
             yield from ((name, f"{base.__module__}.{base.__qualname__}") for base in bases)
     for method in (each.upper() for each in methods) if handles(owner) else ():
-        handler = "dispatch" if dispatches(owner) else handler_of(owner, getattr(view, "actions", None), method)
+        handler = "dispatch" if dispatches(owner) else handler_of(owner, actions_of(view), method)
         taken = locks_taken(view, method)
         for name, later in locks_later(view, method):
             if not any(_is_same(later, each) for each in taken):
@@ -857,7 +858,7 @@ def _is_positional(pattern: URLPattern) -> bool:
 
 def _needed(view: Any, owner: Any, method: str, locks: Iterable[RequestLock]) -> set[str]:
     """Return the arguments that a request must have for its locks; a default of the method that handles it will do."""
-    handler = getattr(owner, handler_of(owner, getattr(view, "actions", None), method), None)
+    handler = getattr(owner, handler_of(owner, actions_of(view), method), None)
     parameters = inspect.signature(handler).parameters.values() if callable(handler) else ()
     defaults = {each.name for each in parameters if each.default is not each.empty}
     return {name for lock in locks if isinstance(lock, Options) for name in arguments_of(lock.key)} - defaults

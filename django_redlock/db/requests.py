@@ -75,7 +75,17 @@ def class_of(view: Any) -> Any:
     """Return the class of a view that ``as_view()`` has made, or that of ``@api_view``; None for other functions."""
     while isinstance(view, partial):
         view = view.func
-    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+    for name in ("view_class", "cls"):  # which in other callables may be anything
+        owner = getattr(view, name, None)
+        if isinstance(owner, type) and hasattr(owner, "http_method_names"):
+            return owner
+    return None
+
+
+def actions_of(view: Any) -> Mapping[str, str]:
+    """Return which method of a ViewSet handles each HTTP method, as ``as_view()`` was told; empty for other views."""
+    actions = getattr(view, "actions", None)
+    return actions if class_of(view) is not None and isinstance(actions, Mapping) else {}
 
 
 def handler_of(owner: Any, actions: Mapping[str, str] | None, method: str | None) -> str:
@@ -186,7 +196,7 @@ def locks_taken(view: Any, method: str | None) -> tuple[RequestLock, ...]:
     locks, owner = locks_before(view), class_of(view)
     if owner is None:
         return tuple(lock for lock in locks if lock.takes(method, ()))
-    handler = handler_of(owner, getattr(view, "actions", None), method)
+    handler = handler_of(owner, actions_of(view), method)
     for name in () if dispatches(owner) else passed_to(owner, handler):
         locks += tuple(lock for lock in locks_of(getattr(owner, name, None)) if lock not in locks)
     names = reached(owner, handler)
@@ -196,7 +206,7 @@ def locks_taken(view: Any, method: str | None) -> tuple[RequestLock, ...]:
 def locks_later(view: Any, method: str | None) -> Iterator[tuple[str, RequestLock]]:
     """Yield the other locks that a request takes, as far as is known, each with the name of its method."""
     if (owner := class_of(view)) is not None:
-        handler = handler_of(owner, getattr(view, "actions", None), method)
+        handler = handler_of(owner, actions_of(view), method)
         names, taken = reached(owner, handler, by_project=True), locks_taken(view, method)
         for name in sorted(names):
             for lock in locks_of(getattr(owner, name, None)):
@@ -209,7 +219,7 @@ def locks_within(view: Any) -> tuple[RequestLock, ...]:
     locks, owner = locks_before(view), class_of(view)
     if owner is None:
         return locks
-    names = {*HANDLERS, *methods_of(owner), *(getattr(view, "actions", None) or {}).values()}
+    names = {*HANDLERS, *methods_of(owner), *actions_of(view).values()}
     return locks + tuple(lock for name in names for lock in locks_of(getattr(owner, name, None)))
 
 

@@ -68,6 +68,17 @@ def test_decorator_without_a_key_is_found_before_the_first_request(client, setti
         client.post("/pay/")
 
 
+@pytest.mark.parametrize("about", [{"cls": Order}, {"view_class": "Order"}, {"actions": ["pay"]}])
+def test_attributes_of_a_function_may_have_names_that_views_of_classes_use(client, settings, about):
+    """The project, or another package, may mean something else by them: neither the check nor a request fails."""
+    view = locked_view("order")(lambda request: HttpResponse())
+    vars(view).update(about)
+    settings.ROOT_URLCONF = (path("pay/", view),)
+
+    assert run_checks(tags=["urls"]) == []
+    assert client.post("/pay/").status_code == 200
+
+
 def name_of(key, request=None, **kwargs):
     """Return the name under which a request is locked."""
     names = []
