@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial, update_wrapper, wraps
@@ -54,6 +54,7 @@ from .db.requests import (
 from .engine.lease import (
     Lease,
     arelease_at_end,
+    entered_again,
     log_loss_with,
     note_late_loss,
     outlive_loop,
@@ -461,44 +462,29 @@ class Guard:
         """Run a blocking view under its lock, or return the response that refuses the request."""
         if not self.applies(request):
             return view(request, *args, **kwargs)
-        lock, held = self._lock(request, args, kwargs)
-        if outer := held.get(lock.name):
-            outer.ensure()
-            return self._run_within(outer, view, request, args, kwargs)
-        try:
-            lease = lock.acquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return self._refuse(request, error)
-        log_loss_with(lease, self._log_loss)
-        held[lock.name] = lease
+        lock, users = self._lock(request, args, kwargs)
+        if users:
+            lease = entered_again(users[-1])
+        else:
+            try:
+                lease = lock.acquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return self._refuse(request, error)
+            log_loss_with(lease, self._log_loss)
         try:
             # The request before this one may have changed the row that the key stands for, so that row is read where
             # it is written.
-            with reads_pinned(connections):
-                response = self._run_within(lease, view, request, args, kwargs)
+            with noted(lease, users), reads_pinned(connections), transactions(request, self.options) as atomic:
+                response = view(request, *args, **kwargs)
+                self._refuse_awaitable(response)
+                if atomic:
+                    ensure_all(request)
+                self.ensure(lease)
         except BaseException:
             release_and_note(lease)
             raise
-        finally:
-            del held[lock.name]
         if not keep_while_streaming(response, lease):
             release_and_note(lease)
-        return response
-
-    def _run_within(
-        self,
-        lease: Lease,
-        view: Callable[..., Any],
-        request: HttpRequest,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        with transactions(request, self.options) as atomic:
-            response = view(request, *args, **kwargs)
-            self._refuse_awaitable(response)
-            if atomic:
-                ensure_all(request)
-            self.ensure(lease)
         return response
 
     async def arun(
@@ -507,28 +493,23 @@ class Guard:
         """Run an asynchronous view under its lock; Django refuses transactions around it."""
         if not self.applies(request):
             return await view(request, *args, **kwargs)
-        lock, held = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
-        if outer := held.get(lock.name):
-            outer.ensure()
-            response = await view(request, *args, **kwargs)
-            self.ensure(outer)
-            return response
+        lock, users = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
+        if users:
+            lease = entered_again(users[-1])
+        else:
+            try:
+                lease = await lock.aacquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return await sync_to_async(self._refuse)(request, error)
+            log_loss_with(lease, self._log_loss)
         try:
-            lease = await lock.aacquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return await sync_to_async(self._refuse)(request, error)
-        log_loss_with(lease, self._log_loss)
-        held[lock.name] = lease
-        try:
-            with reads_pinned(connections):
+            with noted(lease, users), reads_pinned(connections):
                 response = await view(request, *args, **kwargs)
-            self.ensure(lease)
+                self.ensure(lease)
         except BaseException:
             await end_of_thread_work()
             note_late_loss(lease, await arelease_at_end(lease))
             raise
-        finally:
-            del held[lock.name]
         if keep_while_streaming(response, lease):
             outlive_loop(lease)  # under WSGI, the response is read after the end of the loop
         else:
@@ -558,11 +539,9 @@ class Guard:
         """
         lease.ensure()
 
-    def _lock(
-        self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Lock, dict[str, Lease]]:
+    def _lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Lock, list[Lease]]:
         """
-        Return the lock of a request, and the leases that the request already has; make no network call.
+        Return the lock of a request, and its lease for each view that runs under it already; make no network call.
 
         Raises:
             BadRequest: The client left out a value that the key needs, or sent one that no lock's name can have.
@@ -585,10 +564,10 @@ class Guard:
             raise framework.bad_request(BadRequest(f"@locked_view on {self.name}: {error}")) from error
         options = self.options
         lock = locks[options.using].on_behalf(name, owner_here("view", label), ttl=options.ttl, wait=options.wait)
-        held = leases_of(request).setdefault(options.using, {})
-        if lock.name not in held:
+        users = leases_of(request).setdefault((options.using, lock.name), [])
+        if not users:
             self._refuse_transactions()
-        return lock, held
+        return lock, users
 
     def _refuse_transactions(self) -> None:
         for connection in connections.all(initialized_only=True):
@@ -631,14 +610,25 @@ class Guard:
         )
 
 
-def leases_of(request: Any) -> dict[str, dict[str, Lease]]:
+def leases_of(request: Any) -> dict[tuple[str, str], list[Lease]]:
     """
-    Return the leases, by alias and name, under which a request already runs: it must not be refused by its own lock.
+    Return the leases under which a request already runs, by alias and name: it must not be refused by its own lock.
 
-    A subclass may be decorated as its base class is, and a view may call another one with its request.
+    A subclass may be decorated as its base class is, and a view may call others with its request, also some at once.
+    Each of them has the lease once in the list, and the last to leave releases it.
     """
-    leases: dict[str, dict[str, Lease]] = vars(own_request(request)).setdefault("_redlock_leases", {})
+    leases: dict[tuple[str, str], list[Lease]] = vars(own_request(request)).setdefault("_redlock_leases", {})
     return leases
+
+
+@contextmanager
+def noted(lease: Lease, users: list[Lease]) -> Iterator[None]:
+    """Note in the ``with`` block that a view runs under a lease of its request."""
+    users.append(lease)
+    try:
+        yield
+    finally:
+        users.pop()
 
 
 def ensure_all(request: Any) -> None:
@@ -648,8 +638,8 @@ def ensure_all(request: Any) -> None:
     Raises:
         LockLostError: A lock is lost, or less than a twentieth of its ttl is left.
     """
-    for held in list(leases_of(request).values()):
-        for lease in list(held.values()):
+    for users in list(leases_of(request).values()):
+        for lease in users[:1]:
             lease.ensure(lease.ttl * MARGIN)
 
 

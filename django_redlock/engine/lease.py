@@ -496,6 +496,19 @@ def raise_loss(lease: Lease, body_failed: bool) -> None:
         raise loss_of(lease)
 
 
+def entered_again(lease: Lease) -> Lease:
+    """
+    Note that the holder enters the lock once more, so that only its last release ends the hold; return the lease.
+
+    Raises:
+        LockLostError: The lock is not held.
+    """
+    lease.ensure()
+    lease.hold.depth += 1
+    lease.hold.by_hand += 1
+    return lease
+
+
 def passed_on(lease: Lease) -> None:
     """End the lease without a release, because the caller had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold

@@ -20,7 +20,7 @@ from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from ..runtime.threads import exiting
-from .lease import Lease, raise_loss
+from .lease import Lease, entered_again, raise_loss
 from .options import Plan, check_block
 from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread
 
@@ -304,10 +304,7 @@ class Lock:
         lease = entered.get((self.names, limit, shared, who))
         if lease is None or not lease.hold.entered:
             return None  # a released lease cannot be entered again, however it ended
-        lease.ensure()
-        lease.hold.depth += 1
-        lease.hold.by_hand += 1
-        return lease
+        return entered_again(lease)
 
 
 if TYPE_CHECKING:

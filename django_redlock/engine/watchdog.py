@@ -519,6 +519,7 @@ def note_drops() -> None:
         for drop in iter(drops.popleft, None):
             unreleased.pop(drop.hold, None)
             if drop.release:
+                drop.hold.depth = 1  # nobody is left to leave it
                 drop.hold.abandon()
                 continue
             left = drop.hold.remaining(drop.clock())

@@ -195,6 +195,30 @@ async def test_request_is_not_refused_by_its_own_lock(leases, view):
         assert await ask() == 409
 
 
+async def test_last_view_of_a_request_releases_its_lock():
+    """One that calls two others at once with its request, under the lock of both, has the lock until both are done."""
+    begun, over = ([asyncio.Event(), asyncio.Event()] for _ in range(2))
+
+    @locked_view(lambda request, number: "order:7")
+    async def view(request, number):
+        begun[number].set()
+        await over[number].wait()
+        return HttpResponse()
+
+    request = requests.post("/")
+    first = asyncio.create_task(view(request, 0))
+    await begun[0].wait()
+    second = asyncio.create_task(view(request, 1))
+    await begun[1].wait()
+    over[0].set()
+    await first
+
+    assert not is_free(NAME)
+    over[1].set()
+    assert (await second).status_code == 200
+    assert is_free(NAME)
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["class", "method"])
 def test_class_beside_a_locked_one_still_decides(whole):
     """In a view that inherits from several classes, the lock leaves out no dispatch() of another one."""
