@@ -99,7 +99,8 @@ def status_of(url: str) -> int:
     try:
         post(url)
     except HTTPError as error:
-        return error.code
+        with error:
+            return error.code
     return 200
 
 
@@ -118,6 +119,7 @@ def test_client_that_goes_away_does_not_free_the_lock_of_work_that_goes_on(live:
         wait_until(lambda: status_of(site + path) == 200)
 
 
+@pytest.mark.django_db
 def test_lock_of_a_stream_is_renewed_when_the_event_loop_of_its_view_is_over(shop: None, settings: Any, leases: Any):
     """WSGI runs an asynchronous view in an event loop of its own, and reads the response after the end of that loop."""
     settings.REDLOCK = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 1.0}}}
@@ -141,6 +143,7 @@ def drops(get_response: Any) -> Any:
     return middleware
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("path", ["/stream/7/", "/file/7/", "/astream/7/"])
 def test_response_that_a_middleware_drops_frees_the_lock(shop: None, settings: Any, path: str):
     """It is freed long before its ttl, and without the garbage collector, whose next run may be hours away."""
