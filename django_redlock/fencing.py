@@ -29,6 +29,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
+from .core.names import is_text
 from .core.rules import check_switch, is_whole
 from .core.votes import is_quorum
 from .engine.lease import Lease, fence_out
@@ -148,7 +149,7 @@ def fenced(
         raise ValueError(f"retries must be a whole number from 0, not {retries!r}.")
     if not isinstance(using, Iterable):
         raise TypeError(f"using must be an alias in DATABASES, or several, not {using!r}.")
-    aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
+    aliases = (using,) if is_text(using) else tuple(sorted(set(using)))
     if not aliases:
         raise ValueError("using names no database, so that nothing would be fenced; name at least one.")
     leases.sort(key=lambda each: each.names)  # the same order everywhere: no two blocks wait for each other

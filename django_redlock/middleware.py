@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
+from .core.names import is_text
 from .core.rules import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
@@ -99,10 +100,14 @@ class _RequestGuard(Guard):
 def _matcher(paths: Iterable[str | re.Pattern[str]]) -> Callable[[str], bool]:
     if isinstance(paths, str):
         raise TypeError(f"paths must be a list such as [{paths!r}], not the str {paths!r}.")
+    if is_text(paths):
+        raise TypeError(f"paths must be a list such as ['/checkout/'], not {type(paths).__name__}.")
     beginnings, patterns = [], []
     for path in paths:
         if isinstance(path, re.Pattern):
             patterns.append(path)
+        elif not isinstance(path, str):
+            raise TypeError(f"A path must be a str or a compiled regular expression, not {type(path).__name__}.")
         elif path.startswith("/"):
             beginnings.append(path)
         else:

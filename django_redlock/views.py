@@ -29,7 +29,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext_lazy, ngettext
 
-from .core.names import check_name
+from .core.names import check_name, is_text
 from .core.rules import DEFAULT_ALIAS
 from .db.requests import (
     HANDLERS,
@@ -350,8 +350,9 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list such as [{methods.upper()!r}], not the str {methods!r}.")
-    given = list(methods) if isinstance(methods, Iterable) else [methods]
-    if not isinstance(methods, Iterable) or not all(isinstance(method, str) for method in given):
+    listed = isinstance(methods, Iterable) and not is_text(methods)
+    given = list(methods) if listed else []
+    if not listed or not all(isinstance(method, str) for method in given):
         raise TypeError(f"methods must be a list such as ['POST'], not {methods!r}.")
     chosen = frozenset(method.upper() for method in given)
     for method in sorted(chosen - KNOWN_METHODS):

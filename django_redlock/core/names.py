@@ -92,7 +92,7 @@ def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
     if callable(names):
         called = getattr(names, "__name__", "name")
         raise TypeError(f"@lock needs a name in parentheses; write, for example, @lock({called!r}).")
-    if isinstance(names, bytes) or not isinstance(names, Iterable):
+    if is_text(names) or not isinstance(names, Iterable):
         check_name(names)
     checked = tuple(sorted({check_name(name) for name in names}))
     if not checked:
@@ -100,6 +100,11 @@ def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
     if len(checked) > MAX_NAMES:
         raise ValueError(f"One lock may have {MAX_NAMES} names, not {len(checked)}; split the work into batches.")
     return checked
+
+
+def is_text(value: object) -> bool:
+    """Return whether *value* is a str or bytes, or behaves as a str as Django's lazy ones do: no list of strings."""
+    return isinstance(value, bytes) or hasattr(value, "encode")
 
 
 def named(names: tuple[str, ...]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from django.db.models import Model
 
+from ..core.names import is_text
 from ..core.rules import nearest
 from ..singleton.options import CallKey
 from .text import digest, escaped, in_utc
@@ -65,7 +66,7 @@ class TaskKey:
             self._template = self._read_template(key)
             # In values, characters of the template are escaped: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
             self._special = frozenset("%").union(*(literal for literal, *_ in self._template))
-        elif isinstance(key, Iterable) and not isinstance(key, bytes):
+        elif isinstance(key, Iterable) and not is_text(key):
             for name in key:
                 self._check_parameter(name)
         elif key is not None and not callable(key):

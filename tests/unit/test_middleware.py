@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
-from django.urls import include, path, re_path
+from django.urls import include, path, re_path, reverse_lazy
 
 from django_redlock import lock, locks
 from django_redlock.middleware import locked_paths
@@ -141,6 +141,13 @@ def test_lost_lock_is_logged(client, leases, caplog):
     ("paths", "options", "error", "message"),
     [
         ("/touch/", {}, TypeError, r"must be a list such as \['/touch/'\]"),
+        (reverse_lazy("touch"), {}, TypeError, r"must be a list such as \['/checkout/'\], not __proxy__"),
+        (
+            [reverse_lazy("touch")],
+            {},
+            TypeError,
+            "A path must be a str or a compiled .*, not __proxy__",
+        ),
         ([], {}, ValueError, "locks no request"),
         (["touch/"], {}, ValueError, r"begins with '/', unlike 'touch/'; for a pattern pass re\.compile"),
         (["/"], {"key": "{pk}"}, ImproperlyConfigured, r"'\{pk\}' names no argument of the view"),

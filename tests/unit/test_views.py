@@ -21,6 +21,7 @@ from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory
 from django.urls import include, path
 from django.utils.decorators import method_decorator
+from django.utils.functional import lazystr
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
@@ -721,6 +722,7 @@ def test_class_missing_argument_and_missing_middleware_are_named():
     ("options", "error", "message"),
     [
         ({"methods": "POST"}, TypeError, "methods must be a list"),
+        ({"methods": lazystr("POST")}, TypeError, "methods must be a list"),
         ({"methods": []}, ValueError, "locks no request"),
         ({"wait": -1}, ValueError, "wait"),
         ({"on_busy": 500}, ValueError, "on_busy must be"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils.functional import lazystr
 from django.utils.translation import gettext_lazy
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -110,11 +111,12 @@ def test_argument_that_has_no_key_is_named(name, args, kwargs, error, message):
         ("x", r"write key=\('x',\)"),
         ("", "gives all calls the same key"),
         (7, "names of parameters, a template or a function"),
+        (lazystr("xy"), "names of parameters, a template or a function"),
     ],
 )
 def test_key_of_what_is_no_parameter_fails_at_once(key, message):
     """A key that names something else fails when the function is decorated."""
-    with pytest.raises(TypeError if key == 7 else ValueError, match=message):
+    with pytest.raises(ValueError if isinstance(key, str | tuple) else TypeError, match=message):
         singleton_task(key=key)(sync)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import tracemalloc
 import warnings
-from collections import Counter
+from collections import Counter, UserString
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.test import override_settings
+from django.utils.functional import lazystr
 
 from django_redlock import (
     InvalidRedlockError,
@@ -496,6 +497,9 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock(5), TypeError, r"A lock's name must be a str, not int; write lock\(str"),
     (lambda: lock(b"a"), TypeError, "must be a str, not bytes"),
     (lambda: lock(["a", 1]), TypeError, "must be a str, not int"),
+    (lambda: lock(lazystr("invoice")), TypeError, r"must be a str, not __proxy__; write lock\(str"),
+    (lambda: lock(["a", lazystr("invoice")]), TypeError, r"must be a str, not __proxy__; write lock\(str"),
+    (lambda: lock(UserString("invoice")), TypeError, "must be a str, not UserString"),
     (lambda: lock(""), ValueError, "must not be empty"),
     (lambda: lock("x" * 1_000_000), ValueError, r"may have 8192 bytes.*has 1000000; use an identifier or a digest"),
     (lambda: lock("\ud800"), ValueError, "UTF-8 cannot encode"),
