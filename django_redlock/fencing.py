@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import isawaitable, iscoroutine
 from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -32,8 +31,9 @@ from django.db.transaction import TransactionManagementError
 from .core.names import is_text
 from .core.rules import check_switch, is_whole
 from .core.votes import is_quorum
+from .engine.functions import makes_coroutine, makes_generator, name_of, work_left
 from .engine.lease import Lease, fence_out
-from .engine.lock import Block, makes_coroutine, makes_generator
+from .engine.lock import Block
 from .engine.options import explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
@@ -149,7 +149,7 @@ def fenced(
         raise ValueError(f"retries must be a whole number from 0, not {retries!r}.")
     if not isinstance(using, Iterable):
         raise TypeError(f"using must be an alias in DATABASES, or several, not {using!r}.")
-    aliases = (using,) if is_text(using) else tuple(sorted(set(using)))
+    aliases = (str(using),) if is_text(using) else tuple(sorted(set(using)))
     if not aliases:
         raise ValueError("using names no database, so that nothing would be fenced; name at least one.")
     leases.sort(key=lambda each: each.names)  # the same order everywhere: no two blocks wait for each other
@@ -181,7 +181,7 @@ class Fenced(Block[None]):
         ``using``. This method raises what the block raises, and what *function* raises.
 
         Raises:
-            TypeError: *function* cannot be called, or its body would run later: it makes a coroutine or a generator.
+            TypeError: *function* cannot be called, or does its work after the call, as a coroutine function does.
         """
         refuse_later_work(function, "run")
         pause = 0.02
@@ -189,7 +189,10 @@ class Fenced(Block[None]):
             committed: list[str] = []
             try:
                 with self._transaction(committed):
-                    return refuse_awaitable(function(*args, **kwargs))
+                    result = function(*args, **kwargs)
+                    if rest := work_left(result):
+                        raise TypeError(f"{name_of(function)} returned {rest}, which would run after the transaction.")
+                    return result
             except DatabaseError as error:
                 if committed or not left or not is_conflict(error):
                     raise
@@ -451,32 +454,15 @@ def refuse_later_work(function: object, method: str) -> None:
     Make sure that *function* does its work during the call, inside the transaction.
 
     Raises:
-        TypeError: It makes a coroutine or a generator, or cannot be called.
+        TypeError: *function* cannot be called, or makes a coroutine or generator.
     """
     if not callable(function):
         raise TypeError(f"{method}() needs a function and its arguments, not {repr(function)[:40]}; do not call it.")
-    name = getattr(function, "__qualname__", function)
-    if makes_coroutine(function):
-        raise TypeError(f"{method}() needs a plain function, and {name} is a coroutine function; use 'async with'.")
-    if makes_generator(function):
+    if makes_coroutine(function) or makes_generator(function):
+        name, kind = name_of(function), "coroutine" if makes_coroutine(function) else "generator"
         raise TypeError(
-            f"{method}() needs a plain function, and {name} is a generator function, whose body would run after the "
-            "commit; return a list."
+            f"{method}() needs a plain function, and {name} is a {kind} function; use 'async with' or 'with' inside it."
         )
-
-
-def refuse_awaitable(result: T) -> T:
-    """
-    Return the result of a function, unless its work would be done only after the commit.
-
-    Raises:
-        TypeError: It has to be awaited.
-    """
-    if isawaitable(result):
-        if iscoroutine(result):
-            result.close()  # it never runs, and Python would complain
-        raise TypeError("The function has returned an awaitable, which would run after the commit; use 'async with'.")
-    return result
 
 
 def note_end(alias: str, ended: dict[str, DatabaseError], execute: Callable[..., T], *query: Any) -> T:

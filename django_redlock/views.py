@@ -51,6 +51,7 @@ from .db.requests import (
     reached,
     transactions,
 )
+from .engine.functions import work_left
 from .engine.lease import (
     Lease,
     arelease_at_end,
@@ -477,7 +478,7 @@ class Guard:
             # it is written.
             with noted(lease, users), reads_pinned(connections), transactions(request, self.options) as atomic:
                 response = view(request, *args, **kwargs)
-                self._refuse_awaitable(response)
+                self._refuse_work_left(response)
                 if atomic:
                     ensure_all(request)
                 self.ensure(lease)
@@ -506,6 +507,7 @@ class Guard:
         try:
             with noted(lease, users), reads_pinned(connections):
                 response = await view(request, *args, **kwargs)
+                self._refuse_work_left(response)
                 self.ensure(lease)
         except BaseException:
             await end_of_thread_work()
@@ -590,14 +592,12 @@ class Guard:
         status = HTTPStatus.CONFLICT if callable(on_busy) else on_busy
         return response_to(request, error, status=status, details=self._programs)
 
-    def _refuse_awaitable(self, response: Any) -> None:
-        """Refuse an awaitable as a response: it would only run after the lock is released."""
-        if inspect.isawaitable(response):
-            if inspect.iscoroutine(response):
-                response.close()
+    def _refuse_work_left(self, response: Any) -> None:
+        """Refuse a response whose work would only be done after the lock is released."""
+        if left := work_left(response):
             raise TypeError(
-                f"@locked_view on {self.name}: the view is asynchronous, but looks like a synchronous function. Put "
-                "@locked_view directly on the coroutine function."
+                f"@locked_view on {self.name}: the view returned {left}, which would run without the lock. Put "
+                "@locked_view directly on the function or coroutine function that returns the response."
             )
 
     def _log_loss(self, lease: Lease) -> None:

@@ -27,13 +27,12 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.lock import makes_coroutine, makes_generator
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ..keys.task import TaskKey, signature_of
 from ..singleton.arrival import Answer, interrupted
-from ..singleton.declaring import check_function, check_others
+from ..singleton.declaring import check_function, check_others, worked
 from ..singleton.ending import Execution, end, note_done
 from ..singleton.handle import P
 from ..singleton.options import (
@@ -134,13 +133,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     chosen = _options_on(celery_options.get("base"), given)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        check_function(function, (Proxy, Task), " Derive it from SingletonTask.")
-        if makes_coroutine(function) or makes_generator(function):
-            raise TypeError(
-                f"@singleton_task decorates a function that does its work when it is called: the slot would be free "
-                f"before the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may "
-                "call async_to_sync()."
-            )
+        check_function(function, (Proxy, Task), " Derive it from SingletonTask.", coroutines=False)
         TaskKey(chosen.key, signature_of(function, bound=bool(celery_options.get("bind"))))  # raises
         return _shared(function, given, celery_options)
 
@@ -391,7 +384,7 @@ class SingletonTask(BaseTask[P, R]):
             if not self.singleton_options.lock_direct_calls:
                 return super().__call__(*args, **kwargs)
             with under_direct_call(self, args, kwargs):
-                return super().__call__(*args, **kwargs)
+                return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
         setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         carried = ticket_of(request)
         message = arrival(self, request, carried or self.singleton_ticket(str(request.id), args, kwargs), bool(carried))
@@ -402,7 +395,7 @@ class SingletonTask(BaseTask[P, R]):
         setattr(request, EXECUTION, run)
         try:
             self._store_started()
-            value = super().__call__(*args, **kwargs)
+            value = cast(R, worked(self.run, super().__call__(*args, **kwargs)))
             message.run(note_done(run))
             return value
         except (Retry, Ignore):

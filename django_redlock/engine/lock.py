@@ -9,8 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from functools import partial, wraps
-from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 from weakref import WeakSet
@@ -20,6 +19,7 @@ from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from ..runtime.threads import exiting
+from .functions import makes_coroutine, makes_generator, name_of, work_left
 from .lease import Lease, entered_again, raise_loss
 from .options import Plan, check_block
 from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread
@@ -360,8 +360,8 @@ def decorated(lock: Lock, function: Function) -> Function:
     _refuse_other_objects(function)
     if makes_generator(function):
         raise TypeError(
-            f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
-            "Write 'with lock(...):' (or 'async with') inside it."
+            f"The generator function {name_of(function)} cannot be decorated with a lock: its body runs after the "
+            "call. Write 'with lock(...):' (or 'async with') inside it."
         )
     return cast(Function, (_awaited if makes_coroutine(function) else _called)(lock, function))
 
@@ -375,15 +375,15 @@ def _refuse_other_objects(function: object) -> None:
     """
     if isinstance(function, type):
         raise TypeError(
-            f"The class {_name(function)} cannot be decorated with a lock, which would be held only while an object of "
-            "it is made. Decorate its methods; for a view class, write @locked_view(key)."
+            f"The class {name_of(function)} cannot be decorated with a lock, which would be held only while an object "
+            "of it is made. Decorate its methods; for a view class, write @locked_view(key)."
         )
     if isinstance(function, (classmethod, staticmethod, property)):
         kind = type(function).__name__
         raise TypeError(f"A {kind} cannot be decorated with a lock. Write @{kind} above @lock(...).")
     if any(base.__module__.partition(".")[0] == "celery" for base in type(function).__mro__):
         raise TypeError(
-            f"The Celery task {_name(function)} cannot be decorated with a lock, because it would lose delay() and "
+            f"The Celery task {name_of(function)} cannot be decorated with a lock, because it would lose delay() and "
             "apply_async(). Write @lock(...) below the decorator of the task, or use @singleton_task."
         )
     if not callable(function):
@@ -397,7 +397,7 @@ def _awaited(lock: Lock, function: Callable[..., Any]) -> Callable[..., Any]:
         if block is None:
             return None
         async with block:
-            return await function(*args, **kwargs)
+            return _done(lock, function, await function(*args, **kwargs))
 
     return alocked
 
@@ -416,36 +416,13 @@ def _called(lock: Lock, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _done(lock: Lock, function: Callable[..., Any], result: Any) -> Any:
     """Return the *result* of a function, unless its work is still to be done."""
-    if not isawaitable(result):
+    if not (left := work_left(result)):
         return result
-    if iscoroutine(result):
-        result.close()
     # Holding the lock over the await would seem to work, but waiting for the lock would have blocked the event loop.
     raise TypeError(
-        f"{_name(function)} returned an awaitable, which would run without lock {lock.name!r}. Decorate a "
-        "coroutine function ('async def'), or write 'async with lock(...):' inside it."
+        f"{name_of(function)} returned {left}, which would run without lock {lock.name!r}. Decorate the function, or "
+        "coroutine function ('async def'), that does the work, or write 'with lock(...):' (or 'async with') inside it."
     )
-
-
-def makes_generator(function: Callable[..., Any]) -> bool:
-    """Return whether the body of *function* runs when its result is iterated over."""
-    return _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function)
-
-
-def makes_coroutine(function: Callable[..., Any]) -> bool:
-    """Return whether the body of *function* runs when its result is awaited."""
-    return _is(iscoroutinefunction, function)
-
-
-def _is(kind: Callable[[Any], bool], function: Any) -> bool:
-    """Return whether a function, or the ``__call__`` of an object, is of *kind*."""
-    while isinstance(function, partial):
-        function = function.func
-    return kind(function) or (not isinstance(function, type) and kind(getattr(function, "__call__", None)))  # noqa: B004
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or repr(function))
 
 
 Result = TypeVar("Result", covariant=True)

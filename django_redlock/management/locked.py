@@ -20,8 +20,9 @@ from ..conf import InvalidRedlockError
 from ..core.protocol import LOST as HAD_ENDED
 from ..core.protocol import EndReason
 from ..core.rules import DEFAULT_ALIAS, check_switch, check_wait, from_zero, optional_seconds
+from ..engine.functions import makes_coroutine, makes_generator, work_left
 from ..engine.lease import Lease
-from ..engine.lock import Lock, makes_coroutine, makes_generator
+from ..engine.lock import Lock
 from ..engine.manager import owner_here
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
@@ -306,14 +307,12 @@ def done(handle: Any, result: Any) -> Any:
     Return the *result* of a ``handle()``.
 
     Raises:
-        TypeError: It is an awaitable, whose work is still to be done.
+        TypeError: It is a generator or an awaitable, whose work is still to be done.
     """
-    if not inspect.isawaitable(result):
+    if not (left := work_left(result)):
         return result
-    if inspect.iscoroutine(result):
-        result.close()
     raise TypeError(
-        f"{handle.__qualname__}() returned an awaitable, which would run without its lock. {INSTEAD_OF_COROUTINE}"
+        f"{handle.__qualname__}() returned {left}, which would run without its lock. {INSTEAD_OF_COROUTINE}"
     )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
+from ..engine.functions import makes_coroutine, makes_generator, name_of, work_left
 from ..engine.options import DEFAULTS
 from .options import OPTIONS
 
@@ -37,7 +39,7 @@ def check_others(options: Iterable[str], known: Callable[[str], bool]) -> None:
             raise TypeError(f"singleton_task() has no option {name!r}; its own are {', '.join(OPTIONS)}.")
 
 
-def check_function(function: object, task: tuple[type, ...], instead: str = "") -> None:
+def check_function(function: object, task: tuple[type, ...], instead: str = "", coroutines: bool = True) -> None:
     """
     Refuse what cannot be the body of a task.
 
@@ -45,9 +47,10 @@ def check_function(function: object, task: tuple[type, ...], instead: str = "") 
         function: What is decorated.
         task: The classes of what is a task already.
         instead: What to do with a class.
+        coroutines: Whether it may be a coroutine function.
 
     Raises:
-        TypeError: It is a task already, a class, or cannot be called.
+        TypeError: It is a task already, a class, cannot be called, or only begins its work when it is called.
     """
     if isinstance(function, task):
         raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
@@ -58,3 +61,23 @@ def check_function(function: object, task: tuple[type, ...], instead: str = "") 
             f"@singleton_task decorates a function, not {repr(function)[:40]}. Write its options by name, such as "
             "key=('shop_id',)."
         )
+    if makes_generator(function) or (makes_coroutine(function) and not coroutines):
+        raise TypeError(
+            "@singleton_task decorates a function that does its work when it is called: the slot would be free before "
+            f"the body of {name_of(function)} runs. Write a plain function, which may call async_to_sync()."
+        )
+
+
+def worked(function: object, value: Any) -> Any:
+    """
+    Return the *value* that the body of a task returned.
+
+    Raises:
+        TypeError: Its work is still to be done.
+    """
+    if left := work_left(value):
+        raise TypeError(
+            f"{name_of(function)} returned {left}, which would run when its slot is free. Write a function that does "
+            "its work before it returns."
+        )
+    return value

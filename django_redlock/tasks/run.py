@@ -33,6 +33,7 @@ from ..handler import lock
 from ..keys.task import TaskKey, signature_of
 from ..singleton import questions as ask
 from ..singleton.arrival import Fail, Revoke, Run, TaskRow, occupy
+from ..singleton.declaring import worked
 from ..singleton.driver import Nodes
 from ..singleton.ending import end
 from ..singleton.options import SingletonOptions
@@ -98,7 +99,7 @@ class SingleFunction:
             token = _current.set(run)
             try:
                 run.begin()
-                return body(*args, **kwargs)
+                return worked(body, body(*args, **kwargs))
             finally:
                 _current.reset(token)
                 run.end()
@@ -111,7 +112,7 @@ class SingleFunction:
             token = _current.set(run)
             try:
                 await sync_to_async(run.begin, thread_sensitive=False)()
-                return await body(*args, **kwargs)
+                return worked(body, await body(*args, **kwargs))
             finally:
                 _current.reset(token)
                 await sync_to_async(run.end, thread_sensitive=False)()  # to its end, even if this is cancelled

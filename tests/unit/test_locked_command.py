@@ -261,11 +261,12 @@ def test_handle_whose_body_runs_later_is_refused(handle):
         type("Command", (WholeClass,), {"handle": handle})
 
 
-def test_awaitable_is_no_result():
-    """A decorator below may hide that ``handle()`` is a coroutine function: the run fails, and its lock is free."""
-    hidden = type("Command", (Import,), {"handle": locked_command("nightly")(no_translations(coroutine))})
+@pytest.mark.parametrize(("handle", "what"), [(coroutine, "an awaitable"), (generator, "a generator")])
+def test_work_that_is_left_is_no_result(handle, what):
+    """A decorator below may hide that the body of ``handle()`` runs later: the run fails, and its lock is free."""
+    hidden = type("Command", (Import,), {"handle": locked_command("nightly")(no_translations(handle))})
 
-    with pytest.raises(TypeError, match=r"returned an awaitable.*async with lock\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=rf"returned {what}.*async with lock\(\.\.\.\)"):
         call_command(hidden())
 
     assert is_free("command:nightly")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
@@ -311,16 +311,27 @@ async def test_work_that_goes_on_in_a_thread_keeps_the_lock(error):
     assert is_free("view:order")
 
 
-def test_coroutine_in_disguise_is_refused():
-    """A blocking function that returns a coroutine would be unlocked before it runs: an error says so."""
+async def pay_later(request):
+    pytest.fail("ran")
 
-    async def pay(request):
-        pytest.fail("ran")
 
-    view = locked_view("order")(lambda request: pay(request))
+def pay_in_steps(request):
+    yield pytest.fail("ran")
 
-    with pytest.raises(TypeError, match="directly on the coroutine function"):
-        view(requests.post("/"))
+
+@pytest.mark.parametrize(("pay", "what"), [(pay_later, "an awaitable"), (pay_in_steps, "a generator")])
+def test_work_in_disguise_is_refused(pay, what):
+    """A function that returns a coroutine or a generator would be unlocked before that runs: an error says so."""
+
+    async def awaited(request):
+        return pay(request)
+
+    refused = pytest.raises(TypeError, match=f"returned {what}.* directly on the function or coroutine function")
+
+    with refused:
+        locked_view("order")(lambda request: pay(request))(requests.post("/"))
+    with refused:
+        async_to_sync(locked_view("order")(awaited))(requests.post("/"))
     assert is_free("view:order")
 
 

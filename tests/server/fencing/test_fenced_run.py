@@ -68,7 +68,7 @@ async def later(alias: str) -> None:
     increment(alias)
 
 
-def one_by_one(alias: str):
+def one_by_one(alias: str) -> Iterator[int]:
     yield increment(alias)
 
 
@@ -81,11 +81,12 @@ class Later:
     ("function", "message"),
     [
         (later, "later is a coroutine function; use 'async with'"),
-        (one_by_one, "one_by_one is a generator function, whose body would run after the commit; return a list"),
+        (one_by_one, "one_by_one is a generator function; use"),
         (Later(), "is a coroutine function"),
-        (lambda alias: later(alias), "has returned an awaitable, which would run after the commit"),
+        (lambda alias: later(alias), "returned an awaitable, which would run after the transaction"),
+        (lambda alias: one_by_one(alias), "returned a generator, which would run after the transaction"),
     ],
-    ids=["coroutine function", "generator function", "object with a coroutine function", "awaitable result"],
+    ids=["coroutine function", "generator function", "object with a coroutine function", "awaitable", "generator"],
 )
 def test_work_that_would_come_after_the_commit_is_refused(counting, function, message):
     """A function has to do its work during the call; what it would do later has no fence."""

@@ -1,5 +1,6 @@
 """The decorator and its options."""
 
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -64,6 +65,7 @@ def test_option_of_a_lock_is_refused(name):
         (later, "the slot would be free before the body of later runs.*async_to_sync"),
         (partial(later), "the slot would be free before the body of .*later"),
         (each, "the slot would be free before the body of each runs"),
+        (contextmanager(each), "the slot would be free before the body of each runs"),
     ],
 )
 def test_only_a_function_becomes_a_task(decorated, message):

@@ -52,6 +52,17 @@ def test_direct_calls_can_be_locked(make, worker):
     assert task.singleton.lease is None
 
 
+def test_body_that_returns_its_work_fails(make, worker):
+    """A generator would run when the slot is free, so the run fails; a call under the lock raises the error itself."""
+    task = make(lambda self, shop_id: (pytest.fail("ran") for _ in "a"), lock_direct_calls=True)
+    task.delay(7)
+
+    assert worker.run() == "FAILURE"
+    assert not taken(NAME)
+    with pytest.raises(TypeError, match="returned a generator, which would run when its slot is free"):
+        task(7)
+
+
 def test_run_without_nodes(make, worker, memory_nodes, caplog):
     """If ``on_unavailable`` lets it run, that is logged. A call that cannot be put back fails otherwise."""
     make(on_unavailable={"run": "run"}).delay(7)

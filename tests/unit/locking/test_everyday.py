@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 import warnings
 from collections import Counter, UserString
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -535,6 +536,14 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
     (lambda: lock("a")(partial(generator)), TypeError, "cannot be decorated with a lock.* inside it"),
     (lambda: lock("a")(async_generator), TypeError, "cannot be decorated with a lock.* inside it"),
+    (lambda: lock("a")(contextmanager(generator)), TypeError, "cannot be decorated with a lock.* inside it"),
+    (lambda: lock("a")(asynccontextmanager(async_generator)), TypeError, "cannot be decorated.* inside it"),
+    (lambda: lock("a")(transaction.atomic(generator)), TypeError, "cannot be decorated with a lock.* inside it"),
+    (
+        lambda: fenced(lease()).run(generator),
+        TypeError,
+        r"run\(\) needs a plain function, and generator is a generator",
+    ),
     (lambda: lock("a")(Task()), TypeError, r"Celery task .*Write @lock\(\.\.\.\) below"),
     (lambda: lock("a")("shop.jobs.work"), TypeError, "decorates a function, not 'shop.jobs.work'"),
     (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'. It has ttl"),

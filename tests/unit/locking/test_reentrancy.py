@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -207,21 +207,44 @@ async def test_whatever_is_awaited_is_awaited_under_the_lock(make: Manager, func
     assert held_by(manager, "{a}")
 
 
-async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
-    """A coroutine that a plain function made would run when the lock is no longer held; it never runs."""
-    manager = make()
-    ran = []
+def steps() -> Iterator[None]:
+    yield pytest.fail("ran")
 
-    async def work() -> None:
-        ran.append(True)
+
+async def asteps() -> AsyncIterator[None]:
+    yield pytest.fail("ran")
+
+
+async def work() -> None:
+    pytest.fail("ran")
+
+
+@pytest.mark.parametrize(
+    ("begun", "what"),
+    [
+        (work, "an awaitable"),
+        (steps, "a generator"),
+        (asteps, "a generator"),
+        (contextmanager(steps), "a context manager"),
+        (asynccontextmanager(asteps), "a context manager"),
+    ],
+)
+async def test_function_that_returns_its_work_in_place_of_a_result_is_refused(make: Manager, begun: Any, what: str):
+    """What a function only began would run when the lock is no longer held; it never runs."""
+    manager = make()
 
     @manager.lock("a", wait=0)
     def wrapped() -> Any:
-        return work()
+        return begun()
 
-    with pytest.raises(TypeError, match="wrapped returned an awaitable, which would run without lock 'a'"):
+    @manager.lock("a", wait=0)
+    async def awrapped() -> Any:
+        return begun()
+
+    with pytest.raises(TypeError, match=f"wrapped returned {what}, which would run without lock 'a'"):
         wrapped()
-    assert ran == []
+    with pytest.raises(TypeError, match=f"awrapped returned {what}, which would run without lock 'a'"):
+        await awrapped()
     assert held_by(manager, "{a}")
 
 

@@ -4,6 +4,11 @@ import django
 
 from django_redlock import current_lease
 
+
+def steps():
+    yield ran.append("steps")
+
+
 if django.VERSION >= (6, 0):
     from django_redlock.tasks import singleton_task
 
@@ -54,6 +59,14 @@ if django.VERSION >= (6, 0):
     @singleton_task(backend="kept", key="{sizes}/{kind}")
     def measure(sizes, kind):
         ran.append(("measure", sizes, kind))
+
+    @singleton_task
+    def begun():
+        return steps()
+
+    @singleton_task
+    async def abegun():
+        return steps()
 
     @singleton_task
     def inside(day):

@@ -275,6 +275,15 @@ def test_run_knows_its_slot():
     assert asyncio.run(jobs.later.acall(1)) == [1, False]
 
 
+@pytest.mark.parametrize("task", [jobs.begun, jobs.abegun])
+def test_body_that_returns_its_work_fails(task):
+    """A generator would run when the slot is free, so the run fails."""
+    result = task.enqueue()
+
+    assert "returned a generator, which would run when its slot is free" in result.errors[0].traceback
+    assert not task.singleton.is_locked()
+
+
 def test_run_that_would_wait_for_itself_fails():
     """A serial task that enqueues itself, on a backend that runs it at once, gets an error and does not hang."""
     result = jobs.again.enqueue(1)
@@ -427,6 +436,8 @@ def test_wrong_calls_of_the_decorator_and_of_using():
     for decorated in ("shop:{shop_id}", dict):
         with pytest.raises(TypeError, match="@singleton_task decorates a function, not "):
             singleton_task(decorated)
+    with pytest.raises(TypeError, match="the slot would be free before the body of steps runs"):
+        singleton_task(jobs.steps)
     for how in ("rerun", "jion"):
         with pytest.raises(ValueError, match=how):
             jobs.keep.using(on_duplicate=how)
