@@ -40,7 +40,9 @@ class RedlockHandler:
     """
 
     def __init__(self) -> None:
-        self._managers: dict[str, LockManager] = {}
+        self._managers: dict[str, LockManager] = {}  # what is given out
+        self._made: dict[str, LockManager] = {}  # from the settings
+        self._substitutes: list[tuple[str, LockManager]] = []
         self._mutex = threading.RLock()
 
     def __getitem__(self, alias: str) -> LockManager:
@@ -56,9 +58,9 @@ class RedlockHandler:
             # Other threads wait for the one that makes the manager. A signal handler that interrupts that thread may
             # need the manager itself, so it may enter; the manager that is made first is then used by both.
             with self._mutex:
-                managers = self._managers  # read here: a reset makes a new dict
+                managers, made = self._managers, self._made  # read here: a reset makes new ones
                 if alias not in managers:
-                    managers.setdefault(alias, self._create(alias))
+                    managers.setdefault(alias, made.setdefault(alias, self._create(alias)))
                 return managers[alias]
         except TypeError:  # it cannot be a key
             raise UnknownAliasError(f"An alias of REDLOCK is a str, not {type(alias).__name__}.") from None
@@ -78,23 +80,32 @@ class RedlockHandler:
     def reset(self) -> None:
         """Forget all managers and close their idle connections; the next use reads the settings anew."""
         with self._mutex:
-            managers, self._managers = self._managers, {}
-        for manager in managers.values():
-            manager.retired = True
+            made, self._made = self._made, {}
+            self._replace()
+        for manager in made.values():
             manager.close()
 
     @contextmanager
     def substituted(self, alias: str, manager: LockManager) -> Iterator[None]:
         """Give out *manager* for an alias in the ``with`` block; for :mod:`django_redlock.testing`."""
-        managers = self._managers  # a reset makes a new dict, which this block leaves alone
-        before = managers.get(alias)
-        managers[alias] = manager
+        substitute = (alias, manager)
+        with self._mutex:
+            self._substitutes.append(substitute)
+            self._replace()
         try:
             yield
         finally:
-            managers.pop(alias, None)
-            if before is not None:
-                managers[alias] = before
+            with self._mutex:
+                self._substitutes.remove(substitute)
+                self._replace()
+
+    def _replace(self) -> None:
+        """Give out other managers, and have the locks of those that are no longer given out look theirs up again."""
+        before, self._managers = self._managers, {**self._made, **dict(self._substitutes)}
+        for manager in before.values():
+            manager.replaced = True
+        for manager in self._managers.values():
+            manager.replaced = False
 
     def _create(self, alias: str) -> LockManager:
         config = read_alias(alias)

@@ -91,7 +91,7 @@ class Lock:
             ValueError: The settings do not allow this lock.
         """
         described = self._described
-        if described is None or described.manager.retired:
+        if described is None or described.manager.replaced:
             if exiting():  # modules that the settings need may be gone
                 raise RuntimeError(f"Lock {self.name!r} cannot be taken: the interpreter is about to end.")
             described = self._described = self._describe(self._plan)

@@ -91,7 +91,7 @@ class LockManager:
         runtime: Runtime = REAL,
     ) -> None:
         self.alias = alias
-        self.retired = False  # whether the settings have changed since
+        self.replaced = False  # whether another one is given out for the alias now, by new settings or by a test
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import Lease, LockLostError, LockTakenError, QuorumUnavailableError, lock
+from django_redlock import Lease, LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.testing import OverlapError, Simulation
 
 DOCS = Path(__file__).parents[2] / "docs" / "howto" / "testing.md"
@@ -224,6 +224,40 @@ def test_other_aliases_keep_their_nodes_and_the_real_time(settings: Any):
 
         assert (simulated.valid(), real.valid()) == (False, True)
         assert 29 < real.remaining() < 30
+
+
+@lock("nightly", wait=0)
+def nightly() -> str:
+    """Run under a lock that lives as long as its module."""
+    return "done"
+
+
+def test_lock_of_a_module_is_that_of_each_simulation():
+    """A decorated function that ran before takes part in a simulation, in the next one, and not after them."""
+    assert nightly() == "done"
+    for _ in range(2):
+        with Simulation() as sim:
+            assert nightly() == "done"
+            sim.rival().lock("nightly").acquire()
+            with Simulation():
+                assert nightly() == "done"
+            with pytest.raises(LockTakenError):
+                nightly()
+    assert nightly() == "done"
+
+
+def test_settings_may_change_in_a_simulation(settings: Any):
+    """The alias stays simulated; its locks have the new settings when the simulation ends."""
+    before = locks["default"]
+    with Simulation() as sim:
+        sim.rival().lock("nightly").acquire()
+        settings.REDLOCK = {"default": {"NODES": ["memory://b"], "OPTIONS": {"ttl": 7}}}
+        with pytest.raises(LockTakenError):
+            nightly()
+    assert nightly() == "done"
+
+    assert locks["default"] is not before
+    assert lock("a").acquire().ttl == 7
 
 
 def test_simulation_restores_nodes_and_time(settings: Any):

@@ -694,4 +694,4 @@ def test_change_of_settings_during_the_first_use_of_an_alias():
         slow.go_on.set()
         first_use.join(60)
         change.join(60)
-        assert found[0].retired or locks["slow"] is found[0]
+        assert found[0].replaced or locks["slow"] is found[0]
