@@ -205,6 +205,7 @@ class Interruption:
     def __init__(self, task: "asyncio.Task[Any]") -> None:
         self._task = task
         self._loop = task.get_loop()
+        self._before = task.cancelling()  # requests that the task has absorbed and not taken back, as a TaskGroup may
         self._struck = False
         self._over = False
 
@@ -223,8 +224,7 @@ class Interruption:
         self._over = True
         if not self._struck or asyncio.current_task() is not self._task:
             return False
-        others = self._task.uncancel()
-        return kind is asyncio.CancelledError and others == 0
+        return self._task.uncancel() <= self._before and kind is asyncio.CancelledError
 
 
 OURS = ("django_redlock.", "contextlib", "django.utils.asyncio")

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -122,6 +122,30 @@ async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(ma
                 pytest.fail("went on")
 
     assert asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_task_that_absorbed_a_cancellation_learns_of_the_loss(make: Manager, cancelled: bool):
+    """A cancellation after which the task went on is not taken for one of the body; a later one is obeyed."""
+
+    async def body() -> None:
+        async with make().lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            assert not lease.valid()
+            if cancelled:
+                task.cancel()
+            await asyncio.sleep(60)
+
+    async def absorb() -> None:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        with pytest.raises(asyncio.CancelledError if cancelled else LockLostError):
+            await body()
+        assert task.cancelling() == 1 + cancelled
+
+    task = asyncio.create_task(absorb())
+    await task
 
 
 async def test_loss_that_another_thread_notices_is_reported_in_the_loop(make: Manager):
