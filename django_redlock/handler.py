@@ -172,6 +172,7 @@ class ReleaseAfterTransactions:
     def __init__(self, lease: Lease, transactions: int) -> None:
         self._lease: Lease | None = lease
         self._left = transactions
+        lease.hold.kept += 1
 
     def __call__(self) -> None:
         """Count a commit."""
@@ -185,6 +186,7 @@ class ReleaseAfterTransactions:
     def _release(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
+            lease.hold.kept -= 1
             release_at_end(lease)
 
 

@@ -286,6 +286,7 @@ class Lease:
         try:
             keeper.surroundings.entering(self.names, keeper.rules)
         except BaseException:
+            self.hold.by_hand += 1
             self.release()  # nothing else would
             raise
         return self
@@ -328,13 +329,19 @@ class Lease:
             LockLostError: The lock is not held.
             RuntimeError: The lease is in a block already, whose end would leave the rest of the outer one without it.
         """
-        self.ensure()
-        if self.hold.kept or self.hold.by_hand < 1:
+        hold = self.hold
+        by_hand = hold.by_hand > hold.kept
+        if not self.valid():
+            if by_hand:  # no block will give the entry back
+                hold.depth -= 1
+                hold.by_hand -= 1
+            raise loss_of(self)
+        if not by_hand:
             raise RuntimeError(
                 f"The lease of {self.name!r} is in a block already, which releases it at its end. Use the lease there, "
                 "without a block of its own."
             )
-        self.hold.by_hand -= 1
+        hold.by_hand -= 1
 
     def _ended_later(self, round: Round) -> None:
         """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""
@@ -594,7 +601,7 @@ class LeaseHold(HoldState):
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
         self.block: ref[Any] | None = None  # the with statement of the lock that holds it, an OpenBlock
-        self.kept = False  # whether the block is over, and the end of the thread's transaction ends the hold
+        self.kept = 0  # how many entries the end of the thread's transaction gives back, because their block is over
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
@@ -623,7 +630,7 @@ class LeaseHold(HoldState):
     def in_block(self) -> bool:
         """Whether only the thread or task that took the lock can end the hold, by leaving its block or transaction."""
         block = self.block() if self.block else None
-        return self.kept or (block is not None and not block.over)
+        return self.kept > 0 or (block is not None and not block.over)
 
     # Used by the watchdog
 

@@ -208,7 +208,6 @@ class Lock:
                 and lease.valid()
                 and self.description().manager.surroundings.keep(lease)
             ):
-                lease.hold.kept = True
                 outcome = Outcome.RELEASED
             else:
                 outcome = lease.release(wait=lease.hold.waits_at_end)

@@ -415,6 +415,42 @@ def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("within", [True, False], ids=["in the transaction", "after it"])
+def test_reentrant_lock_is_entered_again_after_an_inner_block_for_the_commit(within: bool):
+    """What the end of the transaction gives back is the entry of that block alone."""
+    again = lock("commit", reentrant=True, if_taken="skip")(lambda: "done")
+    with redlock(in_transaction="allow"), lock("commit", reentrant=True, wait=0) as lease:
+        with transaction.atomic():
+            with lock("commit", reentrant=True, on_commit=True):
+                pass
+            if within:
+                assert again() == "done"
+                with pytest.raises(RuntimeError, match="in a block already"), lease:
+                    pytest.fail("entered")
+        assert again() == "done"
+        assert lease.valid()
+    assert lease.reason == "released"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_entry_that_is_refused_is_given_back():
+    """A reentrant lock can be entered again after an entry that its transaction or its loss refused, and is free."""
+    again = lock("a", reentrant=True, if_taken="skip")(lambda: "done")
+    with redlock(in_transaction="error"):
+        with lock("a", reentrant=True, wait=0) as lease:
+            with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
+                again()
+            assert again() == "done"
+        assert lease.reason == "released"
+
+        lost = lock("a", reentrant=True).acquire()
+        lost.hold.deadline = 0.0
+        with pytest.raises(LockLostError), lost:
+            pytest.fail("entered")
+        assert again() is None  # the nodes still have the lost one
+
+
+@pytest.mark.django_db(transaction=True)
 def test_lock_for_the_commit_is_taken_twice_in_one_transaction_only_if_it_is_reentrant():
     """Only the end of the transaction could free it, so its thread would wait for itself."""
     with transaction.atomic():
