@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..core.protocol import without_secrets
 from ..core.rules import Rules
 from ..engine.lease import Lease
 from ..engine.twins import Awaiting, Blocking, Flavour
@@ -19,6 +20,7 @@ from ..nodes.base import run
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
 
 
+@without_secrets
 class Ownership(NamedTuple):
     """
     The hold of one thread or task.

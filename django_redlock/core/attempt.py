@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SHARED_KIND, Owner, common_value, encode, encode_since, queue_of, uncounted
-from .protocol import FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Term, failed
+from .protocol import FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Term, failed, without_secrets
 from .round import Round
 from .rules import Rules, Wanted
 from .votes import GRANTS, Verdict, extended_by_quorum
@@ -31,6 +31,7 @@ NO_ATTEMPTS: frozenset[str] = frozenset()
 NO_REPLIES: Mapping[int, Reply] = MappingProxyType({})
 
 
+@without_secrets
 class Granted(NamedTuple):
     """
     A won lock.

@@ -7,7 +7,7 @@ request means.
 
 from collections.abc import Sequence
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 HIGHEST = 2**53 - 1
 """The highest number that the scripts can count to; a fence that reaches it is absurd."""
@@ -58,6 +58,25 @@ ABSENT = -2.0
 """The value of ``left`` for a key that does not exist."""
 
 
+SECRETS = {"adopt", "record", "secret", "secrets", "token", "value", "watch"}
+"""The fields that hold secrets, in the classes that :func:`without_secrets` decorates."""
+
+T = TypeVar("T")
+
+
+def without_secrets(kind: type[T]) -> type[T]:
+    """Give a named tuple or dataclass a ``repr()`` that shows no secret; error pages show that of local variables."""
+    names: Sequence[str] = getattr(kind, "_fields", None) or [*kind.__dataclass_fields__]  # type: ignore[attr-defined]
+
+    def __repr__(self: Any) -> str:
+        values = ((name, getattr(self, name)) for name in names)
+        shown = ", ".join(f"{name}={'...' if name in SECRETS and value else repr(value)}" for name, value in values)
+        return f"{kind.__name__}({shown})"
+
+    kind.__repr__ = __repr__  # type: ignore[method-assign]
+    return kind
+
+
 class Instant(NamedTuple):
     """
     One reading of the client's clocks.
@@ -71,6 +90,7 @@ class Instant(NamedTuple):
     wall: int
 
 
+@without_secrets
 class Acquire(NamedTuple):
     """
     Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as the token.
@@ -123,6 +143,7 @@ class Acquire(NamedTuple):
         return self.shared or bool(self.queue) or self.away > 0
 
 
+@without_secrets
 class Raise(NamedTuple):
     """Propose a higher *number* to a node that granted the lock but not the token."""
 
@@ -133,6 +154,7 @@ class Raise(NamedTuple):
     shared: bool = False
 
 
+@without_secrets
 class Term(NamedTuple):
     """
     One lease to extend: its holder gets *ttl* seconds from now, under its *fencing_token*.
@@ -163,6 +185,7 @@ class Extend(NamedTuple):
     keep: float | None
 
 
+@without_secrets
 class Release(NamedTuple):
     """
     Delete the holder keys that are ours, and notify the first waiter.
@@ -394,6 +417,7 @@ MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
 """The replies that the client notes for a node that did not get a request, or whose answer was lost."""
 
 
+@without_secrets
 class Row(NamedTuple):
     """
     One lock as one node sees it.

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from .names import Owner, check_names
-from .protocol import PART
+from .protocol import PART, without_secrets
 
 DEFAULT_ALIAS = "default"
 """The alias in ``REDLOCK`` of locks that name none."""
@@ -326,6 +326,7 @@ class QueuePlace(NamedTuple):
     away: float
 
 
+@without_secrets
 class Wanted(NamedTuple):
     """
     The lock that a caller wants, and how the caller wants to hold it.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..core.attempt import Granted
 from ..core.names import Owner, encode
-from ..core.protocol import ANSWERS, Term
+from ..core.protocol import ANSWERS, Term, without_secrets
 from ..core.round import Round
 from ..core.rules import Rules
 from ..core.votes import is_quorum
@@ -19,6 +19,7 @@ ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
 MOST = 100  # confirmations in one round
 
 
+@without_secrets
 class Confirmation(NamedTuple):
     """
     The confirmation of one claim.

@@ -25,7 +25,20 @@ from ..core.names import (
     process_of,
     secret_of,
 )
-from ..core.protocol import ABSENT, ENDLESS, PERMITS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
+from ..core.protocol import (
+    ABSENT,
+    ENDLESS,
+    PERMITS,
+    SHARED,
+    Extend,
+    Kind,
+    Release,
+    Repair,
+    Reply,
+    Row,
+    is_absurd,
+    without_secrets,
+)
 from ..core.round import Round, SurveyOptions
 from ..core.rules import EXPIRY_ROUNDING
 from ..core.votes import agreed, is_quorum
@@ -77,6 +90,7 @@ def tell_nodes(manager: LockManager, request: Release | Extend | Repair, nodes: 
     return round
 
 
+@without_secrets
 class Vote(NamedTuple):
     """
     One holder of a lock, and the nodes that have it.

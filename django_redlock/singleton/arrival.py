@@ -40,7 +40,7 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from ..core.names import GOES_ON, NOTE, SENDS
-from ..core.protocol import QUEUE_CAP, Outcome
+from ..core.protocol import QUEUE_CAP, Outcome, without_secrets
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, free_waiting, give_back
 from .line import GRACE, IDLE, SHORTEST, SOON, Expected, Wait
@@ -91,6 +91,7 @@ CONSEQUENCES = {
 log = logging.getLogger("django_redlock")
 
 
+@without_secrets
 @dataclass(slots=True)
 class Message:
     """

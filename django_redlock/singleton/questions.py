@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ..core.protocol import without_secrets
 from .slot import Holder, SlotState
 from .ticket import Permit, Ticket
 
@@ -77,6 +78,7 @@ class Look(Question):
     names: tuple[str | Permit, ...]
 
 
+@without_secrets
 @dataclass(slots=True)
 class Claim(Question):
     """
@@ -95,6 +97,7 @@ class Claim(Question):
     call: str = ""
 
 
+@without_secrets
 @dataclass(slots=True)
 class Put(Question):
     """
@@ -127,6 +130,7 @@ class Put(Question):
     limit: int = 1
 
 
+@without_secrets
 @dataclass(slots=True)
 class Take(Question):
     """
@@ -149,6 +153,7 @@ class Take(Question):
     barge: bool = False
 
 
+@without_secrets
 @dataclass(slots=True)
 class Free(Question):
     """
@@ -371,6 +376,7 @@ class Digest(Question):
     """What are the arguments of the call? The answer is a digest, which reveals nothing about them."""
 
 
+@without_secrets
 @dataclass(slots=True)
 class StoredHere(Question):
     """Which task has this thread stored under the slot with this secret? The answer is its id, or empty."""

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from ..core.names import Owner, decode, secret_of
+from ..core.protocol import without_secrets
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from .line import read_length
 
@@ -172,6 +173,7 @@ class Record(NamedTuple):
     task: str
 
 
+@without_secrets
 @dataclass(frozen=True)
 class Seen:
     """

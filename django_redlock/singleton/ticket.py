@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..core.names import in_one_word
-from ..core.protocol import HIGHEST
+from ..core.protocol import HIGHEST, without_secrets
 from ..core.rules import MAX_LIMIT, from_zero, is_whole
 
 FORMAT = 3
@@ -40,6 +40,7 @@ class Permit(NamedTuple):
 _compact = json.JSONEncoder(separators=(",", ":"))
 
 
+@without_secrets
 @dataclass(slots=True)  # not frozen: each message has one, and creating a frozen one takes five times as long
 class Ticket:
     """

@@ -23,6 +23,7 @@ from django.tasks.base import TaskError
 from django.tasks.exceptions import InvalidTaskBackend, TaskException
 from django.utils import timezone
 
+from ..core.protocol import without_secrets
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
@@ -104,6 +105,7 @@ def answered(result: Any, holder: Holder | None = None, *, accepted: bool = True
     return _rebuilt(type(result), {each.name: getattr(result, each.name) for each in fields(result)}, answer)
 
 
+@without_secrets
 class StoredRow(NamedTuple):
     """
     A row of this thread whose slot does not name it yet, because a transaction is open.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...core.names import queue_of
 from ...core.node_state import NodeState
 from ...core.node_state.records import moment as moment_of
-from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
+from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey, without_secrets
 from ...runtime.clock import Clock
 from ..base import parse_json
 
@@ -40,6 +40,7 @@ class Moment(NamedTuple):
         return self.high - self.low + 1e-6 if self.era else 0.0  # the node's time is cut to whole microseconds
 
 
+@without_secrets
 class Stored(NamedTuple):
     """A record as it was read, with the version that a write compares."""
 
@@ -63,6 +64,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
         return {}
 
 
+@without_secrets
 class Change(NamedTuple):
     """The new content of a record, to be written if its version is still *version*; None if there was no record."""
 
@@ -88,6 +90,7 @@ class Decision(NamedTuple):
     moment: Moment
 
 
+@without_secrets
 class Names(NamedTuple):
     """The slugs that requests concern, and the secrets that may have been released before they were granted."""
 
