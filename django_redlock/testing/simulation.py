@@ -210,7 +210,7 @@ class Simulation:
             if calls:
                 calls.pop()()
 
-        with watching(plain.__code__, found[0], reached):
+        with watch.line(plain.__code__, found[0], reached):
             yield
         if calls:
             raise AssertionError(f"{plain.__qualname__} did not reach the line with {line!r}.")
@@ -524,43 +524,74 @@ class VirtualLoop:
         return started
 
 
-if sys.version_info >= (3, 12):
+class Watch:
+    """
+    Calls functions before lines are executed, for all :meth:`Simulation.at` blocks that are open.
+
+    From Python 3.12 on, debuggers and coverage work meanwhile; before that, no other tool can trace.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[CodeType, int, Action]] = []
+        self._before: Any = None  # the function that traced until then
 
     @contextmanager
-    def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
-        """Call *reached* before the line is executed; debuggers and coverage still work."""
-        monitoring = sys.monitoring
-
-        def on_line(_code: CodeType, line: int) -> None:
-            if line == number:
-                reached()
-
-        monitoring.use_tool_id(TOOL, "django_redlock")
-        try:
-            monitoring.register_callback(TOOL, monitoring.events.LINE, on_line)
-            monitoring.set_local_events(TOOL, code, monitoring.events.LINE)
-            yield
-        finally:
-            monitoring.set_local_events(TOOL, code, 0)
-            monitoring.free_tool_id(TOOL)
-
-else:
-
-    @contextmanager
-    def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
-        """Call *reached* before the line is executed; no other tool can trace meanwhile."""
-
-        def on_call(frame: FrameType, event: str, arg: Any) -> Any:
-            return on_line if frame.f_code is code else None
-
-        def on_line(frame: FrameType, event: str, arg: Any) -> Any:
-            if event == "line" and frame.f_lineno == number:
-                reached()
-            return on_line
-
-        before = sys.gettrace()
-        sys.settrace(on_call)
+    def line(self, code: CodeType, number: int, reached: Action) -> Iterator[None]:
+        """In the ``with`` block, call *reached* before this line of *code* is executed."""
+        line = (code, number, reached)
+        if not self._lines:
+            self._begin()
+        self._lines.append(line)
+        self._choose(code)
         try:
             yield
         finally:
-            sys.settrace(before)
+            self._lines.remove(line)
+            self._choose(code)
+            if not self._lines:
+                self._end()
+
+    def _has(self, code: CodeType) -> bool:
+        return any(each is code for each, _, _ in self._lines)
+
+    def _reached(self, code: CodeType, number: int) -> None:
+        for one, line, reached in [*self._lines]:
+            if one is code and line == number:
+                reached()
+
+    if sys.version_info >= (3, 12):
+
+        def _begin(self) -> None:
+            sys.monitoring.use_tool_id(TOOL, "django_redlock")
+            sys.monitoring.register_callback(TOOL, sys.monitoring.events.LINE, self._reached)
+
+        def _choose(self, code: CodeType) -> None:
+            sys.monitoring.set_local_events(TOOL, code, sys.monitoring.events.LINE if self._has(code) else 0)
+
+        def _end(self) -> None:
+            sys.monitoring.register_callback(TOOL, sys.monitoring.events.LINE, None)
+            sys.monitoring.free_tool_id(TOOL)
+
+    else:
+
+        def _begin(self) -> None:
+            self._before = sys.gettrace()
+            sys.settrace(self._on_call)
+
+        def _choose(self, code: CodeType) -> None:
+            """Do nothing: the frames of all code are seen."""
+
+        def _end(self) -> None:
+            sys.settrace(self._before)
+            self._before = None
+
+        def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+            return self._on_line if self._has(frame.f_code) else None
+
+        def _on_line(self, frame: FrameType, event: str, arg: Any) -> Any:
+            if event == "line":
+                self._reached(frame.f_code, frame.f_lineno)
+            return self._on_line
+
+
+watch = Watch()

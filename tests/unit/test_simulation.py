@@ -40,6 +40,25 @@ def test_lock_is_lost_at_a_chosen_line():
     assert done == ["read"]
 
 
+def test_lines_of_several_functions_are_watched_at_once():
+    """Each action runs at its line, in one function or in one that it calls, and no longer than its block is open."""
+    seen: list[Any] = []
+
+    def outer() -> None:
+        first = "first"
+        work(seen)
+        last = "last"
+        seen.append(first + last)
+
+    with Simulation() as sim, sim.at(outer, 'first = "first"', lambda: seen.append("at first")):
+        with sim.at(work, "lease.ensure()", lambda: seen.append("at ensure")):
+            with sim.at(outer, 'last = "last"', lambda: seen.append("at last")):
+                outer()
+        outer()
+
+    assert seen == ["at first", "read", "at ensure", "write", "at last", "firstlast", "read", "write", "firstlast"]
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
