@@ -51,7 +51,7 @@ from .db.requests import (
     reached,
     transactions,
 )
-from .engine.functions import work_left
+from .engine.functions import makes_coroutine, makes_generator, work_left
 from .engine.lease import (
     Lease,
     arelease_at_end,
@@ -376,7 +376,7 @@ def check_on_busy(on_busy: OnBusy) -> OnBusy:
         if on_busy not in get_args(BusyStatus):
             raise ValueError(f"on_busy must be 409, 423, 429 or a function, not {on_busy!r}.")
         return on_busy
-    if iscoroutinefunction(on_busy) or not callable(on_busy):
+    if not callable(on_busy) or makes_coroutine(on_busy) or makes_generator(on_busy):
         raise TypeError(f"on_busy must be a status or a function that is not a coroutine function, not {on_busy!r}.")
     try:
         inspect.signature(on_busy).bind(None, None)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import ref
@@ -24,6 +23,7 @@ from ..core.votes import as_released, release_outcome
 from ..exceptions import LockLostError, printable, who
 from ..runtime.process import process
 from ..runtime.threads import exiting, new_event, threads
+from .functions import makes_coroutine, makes_generator
 from .options import explained
 from .watchdog import NEVER, TICK, unreleased, watch_drop
 
@@ -172,11 +172,11 @@ class Lease:
         an asyncio lease, or a background thread. Callbacks run in the order of their addition; exceptions are logged.
 
         Raises:
-            TypeError: *callback* cannot be called, or is a coroutine function, which nobody would await.
+            TypeError: *callback* cannot be called, or makes a coroutine or generator, which nobody would run.
         """
         if not callable(callback):
             raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
-        if iscoroutinefunction(callback):
+        if makes_coroutine(callback) or makes_generator(callback):
             raise TypeError(
                 "on_lost() needs a plain function, because nothing awaits its result. In a task, await "
                 "lease.lost.wait()."

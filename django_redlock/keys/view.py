@@ -12,10 +12,10 @@ from string import Formatter
 from typing import Any, Literal, ParamSpec, Protocol
 from uuid import UUID
 
-from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest
 
+from ..engine.functions import makes_coroutine
 from .text import digest, escaped, in_utc
 
 P = ParamSpec("P")
@@ -135,7 +135,7 @@ class ViewKey:
                 raise self._error("it must not be empty")
             return self.read_source(key) or self._read_template(key)
         if callable(key):
-            if iscoroutinefunction(key):
+            if makes_coroutine(key):
                 raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
             return [_Field("the callable", lambda call: (_joined(key(*call.args, **call.kwargs)),))]
         if not isinstance(key, list | tuple) or not key:

@@ -577,6 +577,11 @@ async def answer_later(request, error):
     return HttpResponse()
 
 
+class AnswerLater:
+    async def __call__(self, request, error):
+        return HttpResponse()
+
+
 async def test_answer_may_be_the_projects_own():
     """``on_busy`` may be a function of the request and the error, for blocking and for asynchronous views."""
 
@@ -739,6 +744,7 @@ def test_class_missing_argument_and_missing_middleware_are_named():
         ({"on_busy": 500}, ValueError, "on_busy must be"),
         ({"on_busy": "409"}, TypeError, "on_busy must be"),
         ({"on_busy": answer_later}, TypeError, "on_busy must be"),
+        ({"on_busy": AnswerLater()}, TypeError, "on_busy must be"),
         ({}, TypeError, r"the class Order has no dispatch\(\)"),
     ],
 )

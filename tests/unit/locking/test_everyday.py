@@ -514,6 +514,10 @@ Task: Any = type("Task", (), {"__module__": "celery.app.task", "__call__": lambd
 async def coroutine() -> None: ...
 
 
+class Coroutine:
+    async def __call__(self, *args: object) -> None: ...
+
+
 def generator() -> Any:
     yield
 
@@ -585,6 +589,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'. It has ttl"),
     (lambda: lease().ensure("5"), ValueError, "margin must be a finite number of seconds, not '5'"),
     (lambda: lease().on_lost(None), TypeError, r"on_lost\(\) needs a function that takes the lease, not None"),
+    (lambda: lease().on_lost(Coroutine()), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
+    (lambda: lease().on_lost(partial(generator)), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
     (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
     (lambda: fenced(lease()).run(coroutine), TypeError, r"run\(\) needs a plain function, and coroutine is"),
     (lambda: locked_view("a", methods=["PSOT"]), ValueError, "methods has 'PSOT'; did you mean 'POST'?"),
