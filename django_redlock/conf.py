@@ -142,7 +142,7 @@ def databases_of(alias: str) -> list[str]:
 
 def nodes_named(alias: str) -> list[str]:
     """Return what names each node of a well-formed alias: its URL, ``cache:`` and an alias, or nothing."""
-    nodes = _node_list(alias, _setting()[alias]["NODES"])
+    nodes = _node_list(alias, _setting()[alias].get("NODES"))
     return [_url(node if isinstance(node, str) else node.get("URL", "")) for node in nodes]
 
 

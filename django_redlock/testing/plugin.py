@@ -39,7 +39,11 @@ def redlock_reset() -> Iterator[None]:
 
 @pytest.fixture
 def redlock_simulation() -> "Iterator[Simulation]":
-    """Run the alias ``default`` over three in-memory nodes that fail on command, in virtual time."""
+    """
+    Run the alias ``default`` over in-memory nodes that fail on command, in virtual time.
+
+    There are three, or as many as ``NODES`` has if its ``OPTIONS`` choose a quorum.
+    """
     from .simulation import Simulation  # only here: see above
 
     with Simulation() as simulation:

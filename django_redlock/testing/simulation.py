@@ -33,6 +33,7 @@ from unittest.mock import patch
 from django.conf import settings
 
 from .. import signals
+from ..conf import nodes_named
 from ..core.acquisition import Waiter
 from ..core.admission import Greeting
 from ..core.names import slug
@@ -71,7 +72,7 @@ class Simulation:
     An alias over in-memory nodes, in virtual time; to be used in a ``with`` block, by one thread.
 
     Args:
-        nodes: The number of nodes.
+        nodes: The number of nodes; None means three, or as many as ``NODES`` has if its ``OPTIONS`` choose a quorum.
         using: The alias in ``REDLOCK``; its ``OPTIONS`` apply if it exists.
         check: Whether to raise :class:`OverlapError` at the end of the block if there was an overlap.
         options: More ``OPTIONS``, such as ``ttl=10``.
@@ -82,8 +83,13 @@ class Simulation:
         runtime: The clocks and watchdogs of the simulated processes.
     """
 
-    def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *, nodes: int | None = None, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any
+    ) -> None:
         configured = getattr(settings, "REDLOCK", {}).get(using, {}).get("OPTIONS", {})
+        if nodes is None:
+            chosen = configured.get("quorum") is not None and "quorum" not in options
+            nodes = len(nodes_named(using)) if chosen else 3
         self.rules = Rules(nodes, **{**configured, **options})
         self.nodes = [SimulatedNode(f"node {number}", self.clock) for number in range(1, nodes + 1)]
         self.overlaps: list[str] = []

@@ -279,6 +279,18 @@ def test_settings_may_change_in_a_simulation(settings: Any):
     assert lock("a").acquire().ttl == 7
 
 
+@pytest.mark.parametrize(("quorum", "nodes", "simulated"), [(4, 5, 5), (1, 1, 1), (None, 1, 3), (3, 5, 5)])
+def test_simulation_has_nodes_for_the_quorum_of_the_project(settings: Any, quorum: Any, nodes: int, simulated: int):
+    """A quorum that the project chooses is one of as many nodes as the project has; without one there are three."""
+    urls = ",".join(f"memory://{number}" for number in range(nodes))
+    settings.REDLOCK = {"default": {"NODES": urls, "OPTIONS": {"quorum": quorum}}}
+
+    with Simulation() as sim:
+        assert (len(sim.nodes), sim.rules.needed) == (simulated, quorum or 2)
+    with Simulation(nodes=4, quorum=3) as sim:
+        assert (len(sim.nodes), sim.rules.needed) == (4, 3)
+
+
 def test_simulation_restores_nodes_and_time(settings: Any):
     """After the block the alias has its own nodes, and time is real."""
     before = lock("a").acquire()
