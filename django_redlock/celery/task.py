@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from dataclasses import replace
 from functools import cache, cached_property, partial, wraps
-from inspect import BoundArguments, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import BoundArguments
 from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
@@ -27,6 +27,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
+from ..engine.functions import makes_coroutine, makes_generator
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
@@ -499,12 +500,12 @@ class override_singleton(ContextDecorator):
         Raises:
             TypeError: It is a class or a generator function, whose body would run after the call.
         """
-        if isinstance(function, type) or isgeneratorfunction(function) or isasyncgenfunction(function):
+        if isinstance(function, type) or makes_generator(function):
             raise TypeError(
                 f"override_singleton decorates functions and methods, not {function!r}; in a fixture or setUp write "
                 "it as a with block, or self.enterContext(override_singleton(enabled=False))."
             )
-        if not iscoroutinefunction(function):
+        if not makes_coroutine(function):
             return super().__call__(function)
 
         @wraps(function)

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -138,7 +138,11 @@ def test_switched_off_for_a_test(make, worker):
     with pytest.raises(DuplicateTask):
         task.delay(7)
     assert not asyncio.run(off()).duplicate  # while it runs, and not only while it is made
-    for wrong in (fixture, Scheduler):  # a block would be over before the first runs, and the second lose its tests
+    for wrong in (
+        fixture,
+        contextmanager(fixture),
+        Scheduler,
+    ):  # it would be over too early, or the class lose its tests
         with pytest.raises(TypeError, match="write it as a with block"):
             override_singleton(enabled=False)(wrong)
 
