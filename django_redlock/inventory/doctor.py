@@ -7,6 +7,7 @@ The doctor changes nothing on a node except its own keys, which are gone a minut
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from shlex import quote
 from statistics import median
 
 from django.conf import settings
@@ -151,7 +152,7 @@ def _keys(alias: str) -> Iterator[Finding]:
             yield warning(
                 "stale-key",
                 f"The lock {printable(key.lock.name)!r} has a stale key on {', '.join(key.nodes)}: {key.reason.label}.",
-                f"manage.py redlock_clear --using {alias}; find out what wrote the key.",
+                f"manage.py redlock_clear --using {quote(alias)}; find out what wrote the key.",
             )
     for slug, nodes in sorted(snapshot.absurd.items()):
         name = printable(name_of(slug))
@@ -159,7 +160,8 @@ def _keys(alias: str) -> Iterator[Finding]:
             yield error(
                 "absurd-token",
                 f"Its fencing token for the lock {name!r} is absurd, so it gives no vote on this lock.",
-                f"manage.py redlock_clear --using {alias}, or with --name for this lock alone; find out what wrote it.",
+                f"manage.py redlock_clear --using {quote(alias)}, or with --name for this lock alone; find out what "
+                "wrote it.",
                 node,
             )
 

@@ -3,6 +3,7 @@ The data of an inventory: nodes, their views of each lock, and the locks that th
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -24,6 +25,7 @@ LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows 
 MAX_TEXT = 120  # characters of each text that describes a holder
 MAX_ODD = 20  # keys of another type that one sentence names
 MAX_SHOWN = 250  # characters of a name; names of this library are shorter
+PLAIN = re.compile(r"[!#-&(-\[\]-~]+")  # ASCII that can be seen, without quotation marks and backslashes
 NO_STRING = fingerprint("")  # of a key that has no string value
 
 
@@ -205,7 +207,7 @@ class OddKey(NamedTuple):
     @property
     def deletion(self) -> str:
         """The command of a Redis server that deletes the key."""
-        return f"DEL {printable(self.key)}"
+        return deletion(self.key)
 
 
 class LockReport(NamedTuple):
@@ -515,6 +517,19 @@ def name_of(slug: str) -> str:
     except ValueError:
         name = slug
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
+
+
+def typed(word: str) -> str:
+    """Return a word of a command as ``redis-cli`` reads it: in quotation marks unless it is plain, and in ASCII."""
+    if PLAIN.fullmatch(word):
+        return word
+    signs = map(chr, word.encode(errors="replace"))
+    return '"' + "".join([sign if sign == " " or PLAIN.match(sign) else f"\\x{ord(sign):02x}" for sign in signs]) + '"'
+
+
+def deletion(key: str) -> str:
+    """Return the command of a Redis server that deletes a key, whatever its type."""
+    return f"DEL {typed(key)}"
 
 
 def described(owner: Owner | None) -> str:

@@ -10,6 +10,7 @@ from math import ceil
 from ..core.protocol import Failure
 from ..core.rules import EXPIRY_ROUNDING, Rules
 from ..nodes.inspection import Finding, Inspection, Level, error, note, warning
+from .model import typed
 
 
 def severity(level: Level | None) -> int:
@@ -225,7 +226,7 @@ def _rights(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 
 def _grant(node: Inspection, right: str) -> str:
-    return f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
+    return f"ACL SETUSER {typed(node.user)} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
 
 
 GUIDES = {

@@ -17,13 +17,13 @@ from io import StringIO
 from typing import Any
 from unicodedata import category, east_asian_width
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..conf import InvalidRedlockError
 from ..exceptions import printable
+from ..handler import locks
 from ..inventory import LockReport, Snapshot, State, find_locks, held_locks, slugs_of
-from ..inventory.model import duration, middle
+from ..inventory.model import NO_STRING, deletion, duration, middle
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code
@@ -304,10 +304,12 @@ def cells(lock: LockReport, now: float) -> tuple[str, ...]:
     )
 
 
-def deletion(lock: LockReport) -> str:
-    """Return the command of a Redis server that deletes the key of a lock, whatever its type."""
-    prefix = settings.REDLOCK[lock.alias].get("KEY_PREFIX", "redlock")
-    return f"DEL {prefix}:{printable(lock.slug)}:h"
+def deletion_hint(lock: LockReport) -> str:
+    """Return what to type where another program wrote the key of a lock, which no node of ours can delete."""
+    seen = zip(locks[lock.alias].nodes, lock.views, strict=False)
+    odd = [node for node, view in seen if view.fingerprint == NO_STRING and hasattr(node, "holder_key")]
+    keys = dict.fromkeys(node.holder_key(lock.slug) for node in odd)  # a cluster has other keys than its neighbours
+    return f" Delete it there: {' or '.join(map(deletion, keys))}" if keys else ""
 
 
 def holder(lock: LockReport) -> str:

@@ -342,6 +342,20 @@ def test_key_of_another_type(nodes, three):
     lease.release()
 
 
+def test_key_of_another_type_in_a_cluster():
+    """Every command that says how to delete such a key names it as the cluster has it."""
+    key = "{shop}:{orders:7}:h"
+    with cluster(1) as it, redis.Redis.from_url(it.servers[0].url, password=PASSWORD) as client:
+        settings = {"default": {"NODES": [it.url], "KEY_PREFIX": "shop", "OPTIONS": OPEN}}
+        client.rpush(key, "x")
+        client.zadd("{shop}:index", {"{orders:7}": "inf"})
+        with override_settings(REDLOCK=settings):
+            cleared = run("redlock_clear", "--no-input")[1]
+            released = run("redlock_release", "orders:7", "--no-input")[0]
+
+    assert [told.partition("Delete it there: ")[2].split("\n")[0] for told in (cleared, released)] == [f"DEL {key}"] * 2
+
+
 # The command
 
 

@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django_redlock import lock, locks
 from django_redlock.inventory import MAX_NAMES, find_lock, held_locks
 from django_redlock.management.commands import redlock_run
-from tests.held import B, Terminal, put, run, value
+from tests.held import B, Terminal, findings, put, run, value
 from tests.managers import stop_time
 
 # redlock_list
@@ -180,6 +180,9 @@ def test_clear_by_name(five):
     assert run("redlock_clear", "--name", "x" * 10_000)[2] == 2
 
 
+ODD, QUOTED = 'Ada\'s list\tof "ü"', r'"redlock:{Ada\x27s list\x09of \x22\xc3\xbc\x22}:h"'
+
+
 def test_keys_of_other_programs_on_real_servers(five_servers):
     """Such keys are recognised and deleted; one of another type stays, and commands say how to delete it."""
     with lock("orders:7"):
@@ -188,15 +191,17 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
         with server.client() as client:
             client.set("redlock:{persisted}:h", value(age=100))
             client.rpush("redlock:{list}:h", "x")
+            client.rpush(f"redlock:{{{ODD}}}:h", "x")
             client.set("redlock:{bytes}:h", b"\x80\x04\x95")  # a pickle
-            client.zadd("redlock:index", {"{persisted}": "inf", "{list}": "inf", "{bytes}": "inf"})
+            client.zadd("redlock:index", {"{persisted}": "inf", "{list}": "inf", f"{{{ODD}}}": "inf", "{bytes}": "inf"})
     with five_servers[0].client() as client:
         client.set("redlock:{foreign}:h", "hello", px=50_000)
         client.zadd("redlock:index", {"{foreign}": "inf"})
 
     out, err, code = run("redlock_clear", "--no-input")
-    inspected = run("redlock_inspect", "list")[0]
+    inspected = run("redlock_inspect", ODD)
     released = run("redlock_release", "list", "--no-input", "--polite", "1")
+    remedies = [finding.remedy for finding in findings("wrong-type")]
 
     for name, why in (
         ("persisted", "it has no expiry"),
@@ -209,7 +214,11 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
     for name in ("list", "bytes"):
         assert f"{name}: a node that has it did not delete it. Delete it there: DEL redlock:{{{name}}}:h" in err
     assert code == 1
-    assert "not a string" in inspected
+    assert "not a string" in inspected[0]
+    assert f"DEL {QUOTED} (" in inspected[1]
+    assert [remedy.partition(" on this node")[0] for remedy in remedies].count(f"DEL {QUOTED}") == 5
+    for told in (err, run("redlock_release", ODD, "--no-input")[0]):
+        assert f"Delete it there: DEL {QUOTED}\n" in told
     assert "list: another program holds it; it cannot be asked." in released[0]
     assert "list: not released: its key is not a string, so another program wrote it." in released[0]
     assert "Delete it there: DEL redlock:{list}:h" in released[0]

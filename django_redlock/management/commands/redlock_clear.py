@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import ActionResult, StaleKey, Staleness, State, remove_stale, stale_keys
-from ..output import OperatorCommand, deletion, listing, positive
+from ..output import OperatorCommand, deletion_hint, listing, positive
 
 PARTIAL = 1
 
@@ -81,8 +81,7 @@ class Command(OperatorCommand):
             if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, because it changed meanwhile.")
             if outcome is ActionResult.FAILED:
-                typed = key.reason is Staleness.WRONG_TYPE
-                hint = f" Delete it there: {deletion(key.lock)}" if typed else ""
+                hint = deletion_hint(key.lock) if key.reason is Staleness.WRONG_TYPE else ""
                 failed = _in_words([key], "delete it", "replace it")
                 self.stderr.write(f"{name}: a node that has it did not {failed}.{hint}", self.style.ERROR)
         done = _in_words(outcomes[ActionResult.REMOVED], "deleted {}", "replaced {}")

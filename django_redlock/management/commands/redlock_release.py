@@ -15,7 +15,7 @@ from ..output import (
     MISUSED,
     NO_QUORUM,
     OperatorCommand,
-    deletion,
+    deletion_hint,
     holder,
     listing,
     matching,
@@ -102,7 +102,7 @@ class Command(OperatorCommand):
                 if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
-                hint = f" Delete it there: {deletion(lock)}" if outcome is ActionResult.WRONG_TYPE else ""
+                hint = deletion_hint(lock) if outcome is ActionResult.WRONG_TYPE else ""
                 self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}{hint}"))
                 outcomes.add(outcome)
             _conclude(outcomes, all(revoked))

@@ -79,6 +79,10 @@ class RedisNode:
         name = ":".join(filter(None, ("django_redlock", self._alias, str(os.getpid()))))
         return resp(["HELLO", "2", *([] if "client_name" in self.connector.options else ["SETNAME", name])])
 
+    def holder_key(self, slug: str) -> str:
+        """Return the key under which the server has the holder of a lock."""
+        return f"{self.encoder.prefix}{slug}:h"
+
     def connect(self, timeout: float) -> RedisLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return run(self.open_link(BlockingDialer(timeout)))
