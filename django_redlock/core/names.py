@@ -43,13 +43,14 @@ MAX_REF = 1000  # characters; programs compare refs with those they know, so a r
 MAX_STATE = 40  # characters
 MAX_HOST = 255  # characters
 MAX_KIND = 20  # characters
+MAX_PROCESS = 40  # characters, also in _LEASE
 
 IN_STATE_HELD = f'"state":"{HELD}"'
 """What every value of a lock in that state contains, and few others."""
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
-    r',"ttl":(\d+(?:\.\d+)?)(?:,"process":"([^"\\]*)")?,"since":\d+(?:\.\d+)?(?:,"extensions":\d+)?}\Z', re.ASCII
+    r',"ttl":(\d+(?:\.\d+)?)(?:,"process":"([^"\\]{0,40})")?,"since":\d+(?:\.\d+)?(?:,"extensions":\d+)?}\Z', re.ASCII
 )  # the end of a value of this package; a quotation mark inside a label has a backslash before it
 
 
@@ -251,27 +252,41 @@ def uncounted(value: str) -> str:
 
 
 def decode(text: str) -> Owner | None:
-    """Return the owner that a value describes, with or without its secret; None if this package did not write it."""
+    """
+    Return the owner that a value describes, with or without its secret; None if this package did not write it.
+
+    A text that UTF-8 cannot encode, or that is longer than this package writes it, is left out: requests and pages
+    could not carry it, and a part of it may name something else.
+    """
     try:
         fields, end = _read(text, text.index("{"))
         if text[end:].strip():
             return None
         return Owner(
-            str(fields["host"])[:MAX_HOST],
+            _text(fields["host"], MAX_HOST),
             int(fields["pid"]),
-            str(fields["kind"])[:MAX_KIND],
-            str(fields["label"])[:MAX_LABEL],
-            str(fields["ref"])[:MAX_REF],
+            _text(fields["kind"], MAX_KIND),
+            _text(fields["label"], MAX_LABEL),
+            _text(fields["ref"], MAX_REF),
             float(fields["since"]),
             float(fields["ttl"]),
-            str(fields.get("process", "")),
+            _text(fields.get("process", ""), MAX_PROCESS),
             int(fields.get("extensions", 0)),
-            str(fields.get("state", ""))[:MAX_STATE],
-            str(fields.get("call", ""))[:MAX_STATE],
+            _text(fields.get("state", ""), MAX_STATE),
+            _text(fields.get("call", ""), MAX_STATE),
             float(fields.get("hold", 0.0)),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
+
+
+def _text(value: object, most: int) -> str:
+    """Return a text of a description; an empty one if it is longer, or if UTF-8 cannot encode it."""
+    text = str(value)
+    try:
+        return text if len(text) <= most and text.encode() else ""
+    except UnicodeEncodeError:
+        return ""
 
 
 def about_holder(text: str) -> dict[str, Any]:

@@ -133,13 +133,16 @@ def parse_json(text: str | bytes) -> Any:
     Two megabytes of empty lists would become fifty of objects, so the parts are counted before.
 
     Raises:
-        ValueError: The text is not JSON, or has too many parts.
+        ValueError: The text is not JSON, has too many parts, or has a text that UTF-8 cannot encode.
         RecursionError: Its lists are nested too deeply.
     """
     whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     if _parts(whole) > MOST_JSON_PARTS and _parts(_STRING.sub("", whole)) > MOST_JSON_PARTS:
         raise ValueError("lists without end")
-    return json.loads(whole, strict=False)
+    found = json.loads(whole, strict=False)
+    if "\\ud" in whole or "\\uD" in whole:  # perhaps half a surrogate pair, which no request can name
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _parts(text: str) -> int:

@@ -251,6 +251,22 @@ def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypa
     assert {held.name: held.state for held in snapshot.locks} == {"orders:7": "orphaned", "on two": "partial"}
 
 
+@pytest.mark.parametrize(
+    ("part", "text"), [("process", "\ud800"), ("process", "x" * 10_000), ("ref", "\ud800"), ("label", "\udfff" * 9)]
+)
+def test_texts_that_no_request_can_carry(five, part, text):
+    """A text that UTF-8 cannot encode, or that is longer than any of ours, is left out, and hides no other lock."""
+    put_each(five, value(age=60, ttl=60.0, **{part: text}), 20)
+    put_each(five, value(B), 20, 20, 20, 20, 20, name="orders:8")
+
+    listed = held_locks()
+
+    assert {held.name: (held.process, getattr(held.owner, part)) for held in listed.locks if held.votes == 1} == {
+        "orders:7": ("", "")
+    }
+    assert [held.name for held in listed.locks if held.state is State.HELD] == ["orders:8"]
+
+
 @pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
 def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
     """A page waits for a silent node once, and for less than a second, even where a lock would wait for longer."""

@@ -226,6 +226,7 @@ MALFORMED = [
     survey([SLUG, 5, 5, "5"]),
     survey([SLUG, "v", 5, 5]),
     survey([SLUG, "v", 5]),
+    survey(["{\ud800}", "v", 5, "5"]),
     survey("[" * 100_000),
     survey([SLUG, "v", 5, "5"], [10**400, "", 0]),
     survey([SLUG, "v", 5, "5"], [0, "", -1]),
