@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
+from ..core.protocol import HIGHEST
 from ..core.rules import Rules
 from ..core.votes import is_quorum
 from ..engine.presence import OVERDUE
@@ -506,7 +507,8 @@ def owner_of(about: str) -> Owner | None:
         since=since,
         ttl=ttl,
         hold=hold,
-        extensions=max(0, owner.extensions),
+        pid=owner.pid if 0 < owner.pid <= HIGHEST else 0,
+        extensions=owner.extensions if 0 < owner.extensions <= HIGHEST else 0,
     )
 
 

@@ -480,7 +480,7 @@ class Poll:
             max(len(waiters), *[row.waiting for row in rows]),
             min([row.since for row in rows if row.since], default=0) / 1e6,
             sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
-            kept_until=self.manager.runtime.wall() + left if kept else 0.0,
+            kept_until=min(self.manager.runtime.wall() + left, LAST_SECOND) if kept else 0.0,
         )
 
     def _views(self, slug: str, tally: Tally) -> tuple[View, ...]:

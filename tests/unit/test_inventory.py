@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
+from django_redlock.core.names import counted
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -19,7 +20,9 @@ from django_redlock.inventory import (
     held_locks,
     stale_keys,
 )
-from tests.held import A, B, nodes_in_memory, note_rounds, put_each, shown, value
+from django_redlock.inventory.model import LAST_SECOND
+from django_redlock.models import HeldLock
+from tests.held import A, B, nodes_in_memory, note_rounds, put_each, run, shown, value
 from tests.managers import stop_time
 
 
@@ -265,6 +268,20 @@ def test_texts_that_no_request_can_carry(five, part, text):
         "orders:7": ("", "")
     }
     assert [held.name for held in listed.locks if held.state is State.HELD] == ["orders:8"]
+
+
+def test_numbers_beyond_every_calendar(five):
+    """A lock that stays taken for longer than any calendar is shown with its last day; other numbers become unknown."""
+    text = counted(value(state="held", pid=10**4000), 10**4000)
+    put_each(five, text, *[1e12] * 5)
+
+    kept = only(held_locks())
+
+    assert (kept.owner.pid, kept.extensions) == (0, 0)
+    assert kept.kept_until == LAST_SECOND
+    assert "held until 99" in HeldLock.of(kept).status  # in any time zone
+    assert "held until 99" in run("redlock_list")[0]
+    assert '"held_until": "9999-12-30' in run("redlock_list", "--format=json")[0]
 
 
 @pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
