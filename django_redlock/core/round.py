@@ -390,16 +390,17 @@ class Round:
         self.replies = {node: read(reply) for node, reply in self.replies.items()}
 
     @property
-    def cut(self) -> bool:
+    def cut(self) -> set[int]:
         """
-        Whether links that had worked may have been cut, or lead to a server that is not what it was.
+        The nodes whose links had worked and may have been cut, or lead to a server that is not what it was.
 
         The nodes may be well: a new link learns what they are now.
         """
-        return any(
-            reply.failure is Failure.FORGOT or (reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in CUT))
-            for reply in self.replies.values()
-        )
+        return {
+            node
+            for node, reply in self.replies.items()
+            if reply.failure is Failure.FORGOT or (reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in CUT))
+        }
 
     @property
     def lifetime(self) -> float:

@@ -252,6 +252,8 @@ class LockManager:
         """
         Ask the nodes for the locks with given names, or for one page of their indexes.
 
+        A node whose link may have been cut is asked once more, over a new link.
+
         Args:
             **options: Those of :class:`~django_redlock.core.round.SurveyOptions`.
 
@@ -259,16 +261,27 @@ class LockManager:
             The replies that came in time, by the node's index.
         """
         process.notice_fork()
-        round = Round.to_survey(self.rules, options)
-        self.driver.ask(round)
-        return round.replies
+        replies: dict[int, Reply] = {}
+        for round in self._surveys(options):
+            self.driver.ask(round)
+            replies |= round.replies
+        return replies
 
     async def asurvey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
         process.notice_fork()
+        replies: dict[int, Reply] = {}
+        for round in self._surveys(options):
+            await self.driver.aask(round)
+            replies |= round.replies
+        return replies
+
+    def _surveys(self, options: SurveyOptions) -> Iterator[Round]:
+        """Yield the round of a survey, and, if links may have been cut, another one over new links; see Round.cut."""
         round = Round.to_survey(self.rules, options)
-        await self.driver.aask(round)
-        return round.replies
+        yield round
+        if cut := round.cut:
+            yield Round.to_survey(self.rules, {**options, "but": set(range(self.rules.nodes)) - cut})
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""

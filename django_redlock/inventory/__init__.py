@@ -51,7 +51,7 @@ def held_locks(
     """
     Return the locks that are held now, the notes of singleton tasks, and the state of the nodes.
 
-    The call blocks for less than a second, even when nodes are silent.
+    The call blocks for two seconds at most, even when nodes are silent.
 
     Args:
         using: The alias in ``REDLOCK``.

@@ -162,7 +162,7 @@ class Oracles(Observer):
             if isinstance(next(iter(round.requests.values())), Acquire):
                 asked.append(round)
                 excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
-            excused[-1] |= round.cut or bool(round.terms)  # which keeps a minimum hold, and may end too late
+            excused[-1] |= bool(round.cut or round.terms)  # which keeps a minimum hold, and may end too late
         rounds = len(outcome.rounds) - sum(bool(round.terms) for round in outcome.rounds)
         # An attempt of which any round was cut is repeated once, whatever the last of its rounds found.
         repeated = excused[:-1].count(False) > any(round.cut for round in outcome.rounds)

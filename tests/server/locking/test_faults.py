@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError
-from django_redlock.core.protocol import Failure, Kind
+from django_redlock.core.protocol import Failure, Kind, Reply
 from django_redlock.engine import connections, redelivery, rounds, rounds_async
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server, Servers
@@ -122,7 +122,10 @@ async def test_idle_connections_that_were_cut(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """A firewall or a server that ends idle connections costs no caller its lock, and no node is reported down."""
+    """
+    A firewall or a server that ends idle connections costs no caller its lock and no listing a node, and no node is
+    reported down.
+    """
     for module in (rounds, rounds_async):
         monkeypatch.setattr(module, "IDLE", 0.0 if rests else 60.0)
     with ExitStack() as stack:
@@ -133,8 +136,15 @@ async def test_idle_connections_that_were_cut(
             for proxy in proxies:
                 cut(proxy)
             lease = await flavour.acquire(manager.lock("a", wait=0))
+            for proxy in proxies:
+                cut(proxy)
+            assert {reply.kind for reply in (await survey(manager, flavour)).values()} == {Kind.LISTED}
             assert await flavour.release(lease) == "released"
         assert "node down" not in caplog.text
+
+
+async def survey(manager: LockManager, flavour: Flavour) -> dict[int, Reply]:
+    return manager.survey(count=1) if isinstance(flavour, Blocking) else await manager.asurvey(count=1)
 
 
 async def test_lock_that_is_taken_is_not_tried_again_for_a_connection_that_was_cut(nodes: Servers, flavour: Flavour):
@@ -247,8 +257,7 @@ async def connected(manager: LockManager, flavour: Flavour) -> None:
     until, answers = time.monotonic() + 30, 0
     while answers < len(manager.nodes):
         assert time.monotonic() < until
-        replies = manager.survey(count=1) if isinstance(flavour, Blocking) else await manager.asurvey(count=1)
-        answers = sum(bool(reply.time) for reply in replies.values())
+        answers = sum(bool(reply.time) for reply in (await survey(manager, flavour)).values())
 
 
 def owner_on(node: Server, key: str) -> str:
