@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .core.rules import Rules, nearest, quoted
+from .core.rules import Rules, may_be_url, nearest, quoted
 from .nodes import Node, NodeSpec
 from .nodes.backends import SCHEMES, open_node
 from .nodes.base import split_url
@@ -115,9 +115,7 @@ def read_alias(alias: str) -> AliasConfig:
     """
     setting = _setting()
     if alias not in setting:
-        named = f"no alias {alias!r}{nearest(alias, setting)}"
-        if "//" in str(alias):
-            named = "no alias that is a URL."
+        named = "no alias that is a URL." if may_be_url(alias) else f"no alias {alias!r}{nearest(alias, setting)}"
         raise UnknownAliasError(f"REDLOCK has {named} It has {', '.join(map(repr, setting))}.")
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
@@ -156,7 +154,8 @@ def _setting() -> Mapping[str, Any]:
         raise _with_example("REDLOCK is empty.")
     for alias, entry in list(setting.items()):  # tests may add aliases in other threads
         if not isinstance(alias, str):
-            raise _with_example(f"REDLOCK has the alias {alias!r}, which must be a str, not {type(alias).__name__}.")
+            named = f"the alias {quoted(alias)}, which must be a str, not {type(alias).__name__}"
+            raise _with_example(f"REDLOCK has {named}.")
         if "//" in alias:  # it may have a password
             raise _with_example("REDLOCK has a URL as a key; the keys are aliases, and URLs belong in their NODES.")
         if not isinstance(entry, Mapping):
@@ -180,10 +179,8 @@ def _bad_cache(wrong: str) -> InvalidRedlockError:
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in entry:
         if key not in known:
-            named = f"an unknown key {key!r}"
-            if "//" in str(key):  # it may have a password
-                named = "a URL as a key"
-            elif known == ALIAS_KEYS and key in OPTION_KEYS:
+            named = "a URL as a key" if may_be_url(key) else f"an unknown key {key!r}"
+            if known == ALIAS_KEYS and key in OPTION_KEYS:
                 named += ", which belongs into 'OPTIONS'"
             raise InvalidRedlockError(f"{where} has {named}. Known: {', '.join(known)}.", "redlock.E007")
 
@@ -223,7 +220,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
         return _backend_spec(where, entry)
     url = entry["URL"] if isinstance(entry, Mapping) and "URL" in entry else entry
     if not isinstance(url, str):
-        given = f"a dict with {', '.join(map(repr, url))}" if isinstance(url, Mapping) else type(url).__name__
+        given = f"a dict with {', '.join(map(quoted, url))}" if isinstance(url, Mapping) else type(url).__name__
         raise _bad_node(f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {given}.")
     _known_keys(where, entry, NODE_KEYS)
     name, url = _node_name(where, entry), _url(url)
@@ -286,7 +283,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     """Return the node that is the master of a service watched by Redis Sentinel."""
     _known_keys(where, entry, SENTINEL_KEYS)
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
-    urls = _sentinel_urls(where, sentinels)
+    urls = _sentinel_urls(f"{where}['SENTINELS']", sentinels)
     if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls:
         raise _bad_node(
             f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
@@ -306,6 +303,8 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             f"{where}['OPTIONS'] must be a dict with names of options as keys, such as "
             f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}."
         )
+    if any(map(may_be_url, options)):
+        raise _bad_node(f"{where}['OPTIONS'] has a URL as a key; the keys are names of options, such as 'password'.")
     return dict(options)
 
 
@@ -328,6 +327,11 @@ def _sentinel_urls(where: str, entries: Any) -> tuple[str, ...]:
         match entry:
             case str() if _scheme(where, _url(entry)) in ("redis", "rediss", "valkey", "valkeys"):
                 urls.append(_url(entry))
+            case [str(host), int(port)] if "@" in host or "/" in host:  # it may have a password
+                raise _bad_node(
+                    f"{where} has a host with @ or /; write ('sentinel-1', 26379), or, with a password, a URL such as "
+                    "'redis://:password@sentinel-1:26379'."
+                )
             case [str(host), int(port)]:
                 urls.append(f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}")
             case _:
@@ -338,7 +342,7 @@ def _sentinel_urls(where: str, entries: Any) -> tuple[str, ...]:
 def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
     """Return the primary of a ``CACHES`` entry; never its replicas, which do not vote."""
     caches = settings.CACHES
-    if "//" in alias:  # it may have a password
+    if alias not in caches and may_be_url(alias):
         raise _bad_cache(f"{where} must name a cache of CACHES after 'cache:', such as 'cache:default', not a URL.")
     if alias not in caches:
         raise _bad_cache(
@@ -382,7 +386,7 @@ def _sentinel_of_cache(
     how = options.get("SENTINEL_KWARGS") or {}
     if not isinstance(how, Mapping):
         raise _bad_cache(f"{cache} SENTINEL_KWARGS must be a dict, not {type(how).__name__}.")
-    urls = _sentinel_urls(cache, options.get("SENTINELS"))
+    urls = _sentinel_urls(f"{cache} SENTINELS", options.get("SENTINELS"))
     try:
         parts = urlsplit(location)
         service, db = parts.hostname, int(parts.path.strip("/") or 0)

@@ -253,10 +253,14 @@ def optional_seconds(what: str, value: float | None) -> float | None:
     return None if value is None else seconds(what, value)
 
 
+def may_be_url(value: object) -> bool:
+    """Return whether a wrong value may be a URL, or the end of one, which may have a password: no message shows it."""
+    return "//" in str(value) or "@" in str(value)
+
+
 def quoted(value: object) -> str:
-    """Return the repr of a wrong option for a message; a URL is not shown, because it may have a password."""
-    text = repr(value)
-    return "a URL" if "://" in text else text
+    """Return the repr of a wrong value for a message; a URL is not shown, because it may have a password."""
+    return "a URL" if may_be_url(value) else repr(value)
 
 
 def nearest(word: object, known: Iterable[object]) -> str:

@@ -88,6 +88,8 @@ def _of_backend(spec: NodeSpec, prefix: str) -> Node:
         where = f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
         raise ValueError(f"its BACKEND {name} raised {where}; it takes a NodeSpec and a prefix") from None
     _check(node, name, METHODS + ATTRIBUTES)
+    if not (isinstance(node.name, str) and isinstance(node.address, str)):
+        raise ValueError(f"its BACKEND {name} has no str as its name and address: it must take a NodeSpec and a prefix")
     if any("//" in str(text) for text in (node.name, node.address)):  # it may have a password
         raise ValueError(f"its BACKEND {name} has a URL as its name or address, which pages show: use the host")
     return node

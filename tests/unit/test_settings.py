@@ -102,6 +102,10 @@ BACKENDS: list[tuple[Any, str, str]] = [
         ("tests.unit.test_settings.no_node", "names no_node, which is no node: it has no connect"),
         ("tests.unit.test_settings.broken", r"broken raised KeyError in .*test_settings.py, line \d+; it takes a Node"),
         ("tests.unit.test_settings.refusing", r"\[0\] cannot be used: it takes no password\.$"),
+        (
+            "django_redlock.nodes.memory.MemoryNode",
+            "MemoryNode has no str as its name and address: it must take a NodeS",
+        ),
         ("tests.unit.test_settings.talkative", "talkative has a URL as its name or address, which pages show"),
     )
 ]
@@ -162,6 +166,25 @@ NODES: list[tuple[Any, str, str]] = [
     *BACKENDS,
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
+    ([{"NAME": "a", f"redis://:{SECRET}@a": {}}], "redlock.E003", "not a dict with 'NAME', a URL"),
+    ([{f":{SECRET}@a": 6379}], "redlock.E003", "not a dict with a URL"),
+    ([{"URL": "redis://a", f":{SECRET}@a": 6379}], "redlock.E007", "has a URL as a key"),
+    ([{"URL": "redis://a", "OPTIONS": {f":{SECRET}@a": 6379}}], "redlock.E003", r"\['OPTIONS'\] has a URL as a key"),
+    *(
+        ([{"URL": url, "OPTIONS": {option: value}}], "redlock.E003", f"its option {option} is {wrong}")
+        for url, option, value, wrong in (
+            ("redis://", "host", f"redis://:{SECRET}@a", "no host: write, for example, 'lock-1'"),
+            ("redis://", "host", f":{SECRET}@a", "no host: write, for example, 'lock-1'"),
+            ("redis+cluster://a", "host", f"{SECRET}/2", "no host: write, for example, 'lock-1'"),
+            ("unix:///a", "path", f"unix://:{SECRET}@/a", "no path: write, for example, '/run/valkey.sock'"),
+            ("redis://a", "db", float("inf"), "not a number"),
+        )
+    ),
+    *(
+        ([SENTINELS | {"SENTINELS": [(host, 26379)]}], "redlock.E003", r"\['SENTINELS'\] has a host with @ or /; write")
+        for host in (f"redis://:{SECRET}@a", f"u:{SECRET}@10.0.0.1", f":{SECRET}@a", f"{SECRET}/2")
+    ),
+    ([SENTINELS | {"SENTINELS": [(f"a {SECRET}:c", 26379)]}], "redlock.E003", "its address, .* cannot be read"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
     ([{"URL": "redis://a", "NAME": f"redis://:{SECRET}@a"}], "redlock.E003", "such as 'lock-1', not a URL"),
     ([SENTINELS | {"MASTERS": [f"redis://:{SECRET}@a"]}], "redlock.E003", r"must be a list of hosts .*'10\.0\.0\.1'"),
@@ -172,6 +195,7 @@ NODES: list[tuple[Any, str, str]] = [
     (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
+    ([f"cache::{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
     (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys over several servers"),
     (["cache:clustered"], "redlock.E005", r"is a cluster; write redis\+cluster://host-1,host-2"),
@@ -226,6 +250,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ([], "redlock.E001", "REDLOCK must be a dict of aliases, not list"),
     ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
     ({"NODES": THREE}, "redlock.E001", r"REDLOCK\['NODES'\] must be a dict, not list: NODES belongs below an alias"),
+    (
+        {f":{SECRET}@a".encode(): {"NODES": THREE}},
+        "redlock.E001",
+        "has the alias a URL, which must be a str, not bytes",
+    ),
     ({1: {"NODES": THREE}}, "redlock.E001", "REDLOCK has the alias 1, which must be a str, not int"),
     ({f"redis://:{SECRET}@a": {"NODES": THREE}}, "redlock.E001", "has a URL as a key; the keys are aliases"),
     ({f"redis://:{SECRET}@a": []}, "redlock.E001", "has a URL as a key; the keys are aliases"),

@@ -154,6 +154,10 @@ class Endpoint:
         self.ignored = frozenset(filter(without_effect, arguments))
         """The names of the options that only the URL has, which other programs may share, and that have no effect."""
         self._arguments = {name: value for name, value in arguments.items() if name not in POOL} | dict(spec.options)
+        if re.search("[@/]", self.host):  # it would be shown, and it may have a password
+            raise ValueError("its option host is no host: write, for example, 'lock-1', and the password as 'password'")
+        if "://" in str(self._arguments.get("path", "")):
+            raise ValueError("its option path is no path: write, for example, '/run/valkey.sock'")
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
         given = self._arguments
@@ -162,7 +166,7 @@ class Endpoint:
         self.user = str(given.get("username") or "default")
         try:
             self.database = int(given.get("db") or 0)
-        except (TypeError, ValueError):  # the message would quote the value
+        except (TypeError, ValueError, OverflowError):  # the message would quote the value
             raise ValueError("its option db is not a number") from None
         self.encrypted = issubclass(self._class, SSLConnection)
         self.verified = self.encrypted and given["ssl_cert_reqs"] != "none" and given["ssl_check_hostname"]

@@ -170,7 +170,7 @@ class SentinelNode(DiscoveredNode):
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
-        options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
+        options = [tls if url.partition(":")[0] in ("rediss", "valkeys") else {} for url in spec.sentinels]
         sentinels = [Endpoint(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)]
         service = urlsplit(spec.url).netloc
         super().__init__(spec, prefix, sentinels, ["SENTINEL", "MASTER", service])
