@@ -346,7 +346,8 @@ class HeldLockChangeList(ChangeList):
         times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]
         longest = f"{duration(max(times))}{more}" if times else "?" if blind else DASH
         yield Tile(gettext("Longest hold"), longest, "", link(remove=[ORDER_VAR]))
-        yield _nodes(snapshots)
+        panel = reverse("admin:redlock_heldlock_nodes", current_app=self.model_admin.admin_site.name)
+        yield _nodes(snapshots, panel)
 
 
 def _has_all(lock: LockReport, words: list[str]) -> bool:
@@ -359,10 +360,10 @@ def _count(number: int, more: str) -> str:
     return "?" if more and not number else f"{number}{more}"
 
 
-def _nodes(snapshots: list[Snapshot]) -> Tile:
+def _nodes(snapshots: list[Snapshot], url: str) -> Tile:
     """Return how many nodes may vote, and how many more may fail in the alias where fewest may."""
     voting = sum(node.votes for snapshot in snapshots for node in snapshot.nodes)
     nodes = sum(len(snapshot.nodes) for snapshot in snapshots)
     level = "good" if nodes and voting == nodes else "bad"
     label = gettext("Nodes, %(spare)d spare") % {"spare": max(0, min([each.spare for each in snapshots], default=0))}
-    return Tile(label, f"{voting}/{nodes}", level, reverse("admin:redlock_heldlock_nodes"))
+    return Tile(label, f"{voting}/{nodes}", level, url)

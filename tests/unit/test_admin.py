@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlencode
 
 import pytest
 from celery import Celery, _state
+from django import urls
 from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
@@ -24,6 +25,7 @@ from django.utils import translation
 from django.utils.timezone import now
 
 from django_redlock import lock, locks
+from django_redlock.admin import HeldLockAdmin
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
 from django_redlock.models import HeldLock, key_of
 from tests.held import (
@@ -376,6 +378,25 @@ def test_strangers_are_sent_to_the_login(five):
     checked.force_login(User.objects.create_superuser("root"))
     assert act(checked, "release", key).status_code == 403
     assert look("orders:7") is not None
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_pages_of_another_site_lead_to_that_site(five, viewer, both):
+    """No link of the page on a site of one's own leaves it, whether Django's own site has the page or not."""
+    key, mine, django = put("orders:7"), admin.AdminSite(name="mine"), admin.AdminSite()
+    mine.register(HeldLock, HeldLockAdmin)
+    if both:
+        django.register(HeldLock, HeldLockAdmin)
+
+    class Urls:
+        urlpatterns = (urls.path("admin/", django.urls), urls.path("ops/", mine.urls))
+
+    with override_settings(ROOT_URLCONF=Urls):
+        for page in (LIST, LIVE, DETAIL, NODES):
+            text = text_of(viewer, page.replace("/admin/", "/ops/"), key=key).replace('\\"', '"')
+            assert "orders:7" in text or page == NODES
+            links = re.findall(r'(?:href|action|data-url)="(/[^"]+)"', text)
+            assert [link for link in links if not link.startswith(("/ops/", "/static/"))] == []
 
 
 def test_who_may_only_look_cannot_act(five, viewer):
