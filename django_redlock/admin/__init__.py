@@ -27,9 +27,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..core.names import named
 from ..exceptions import printable
 from ..inventory import ask_to_stop, force_release
-from ..inventory.actions import MAX_RELEASE
+from ..inventory.actions import MAX_RELEASE, still_held
 from ..inventory.model import middle
 from ..models import HeldLock
 from .base import ReadOnlyAdmin, column
@@ -217,6 +218,8 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
             return self._confirmation(request, action, seen)
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         done = [choice for choice in seen if self._act_on(request, action, choice, reason)]
+        if action == "release":
+            self._tell_what_is_left(request, done)
         if request.POST.get("revoke") == "yes":
             for choice in done:  # last, because the broker may be slow
                 self._revoke(request, choice)
@@ -255,6 +258,17 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
         if done:
             audit(request, action, choice.row, (choice.name, choice.alias, choice.fingerprint), outcome, reason)
         return done
+
+    def _tell_what_is_left(self, request: HttpRequest, released: list[Choice]) -> None:
+        """Say which other names the holders still have whose locks were released."""
+        for alias in dict.fromkeys(choice.alias for choice in released):
+            first = {choice.fingerprint: choice for choice in reversed(released) if choice.alias == alias}
+            for owner, names in still_held(first, alias).items():
+                text = gettext(
+                    "The holder of “%(lock)s” still has %(names)s, until its lease or its minimum hold ends."
+                )
+                left = {"lock": first[owner].name, "names": printable(named(names))}
+                self.message_user(request, text % left, messages.WARNING)
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
         """Tell Celery's workers to end the task that holds a lock, and log that."""

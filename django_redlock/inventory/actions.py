@@ -6,7 +6,7 @@ secret, and a later holder keeps the lock.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 
 from ..core.names import SECRET_SIZE, Owner, is_cut, queue_of
@@ -19,7 +19,7 @@ from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
 from .model import NO_STRING, Life, LockReport, Snapshot, StaleKey, Staleness, State, View, name_of
-from .survey import Poll, Vote, ask_nodes, run, tell_nodes
+from .survey import MAX_NAMES, MAX_SECONDS, Poll, Vote, ask_nodes, run, tell_nodes
 
 MICROSECONDS = 1e6  # in a second
 MAX_RELEASE = 20  # locks in one action of a person: as many as one can read
@@ -117,6 +117,21 @@ def ask_to_stop(
     outcome = ActionResult.ASKED if is_quorum(round.count(Kind.GONE), manager.rules.needed) else ActionResult.UNKNOWN
     _report(manager, "revoked, so that its holder stops", slug, outcome)
     return outcome
+
+
+def still_held(holders: Collection[str], using: str) -> dict[str, tuple[str, ...]]:
+    """
+    Return the names of the locks that some holders have, by fingerprint, as far as a listing shows them.
+
+    A lock over several names is a lock for each of them on the nodes, and a forced release takes away one.
+    """
+    poll = Poll(locks[using], waiters=0)
+    listed = run(poll, poll.pages(MAX_NAMES, MAX_SECONDS)).snapshot().locks if holders else ()
+    theirs = [lock for lock in listed if lock.fingerprint in holders and lock.owner and not lock.is_shared]
+    return {
+        holder: tuple(sorted(lock.name for lock in theirs if lock.fingerprint == holder))
+        for holder in dict.fromkeys(lock.fingerprint for lock in theirs)
+    }
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:

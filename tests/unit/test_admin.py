@@ -42,6 +42,7 @@ from tests.held import (
     note_rounds,
     put,
     row_key,
+    run,
     shown,
 )
 from tests.managers import stop_time
@@ -453,6 +454,25 @@ def test_a_confirmed_release_is_done_and_audited(five, operator):
     linked = operator.get(entry.get_admin_url(), follow=True)  # there is no page to change one
     assert linked.redirect_chain[0][0] == f"{LIST}?q=orders%3A7"
     assert names(linked) == ["orders:7"]
+
+
+def test_other_names_of_a_released_holder_are_said(five, operator):
+    """A lock over several names keeps those that were not released; page and command say which, until none is left."""
+    for group in ("abc", "de"):
+        lock([*group], renew=False).acquire()
+    put("other")
+
+    said_of = [said(act(operator, "release", *map(row_key, names))) for names in ("ad", "be")]
+    out = run("redlock_release", "c", "other", "--no-input")[0]
+
+    still = "The holder of “%s” still has %s, until its lease or its minimum hold ends."
+    assert said_of[0][2:] == [still % ("a", "b, c"), still % ("d", "e")]
+    assert said_of[1][2:] == [still % ("b", "c")]
+    assert out.endswith("c: released.\nother: released.\n")
+    lock(["x", "y\n"], renew=False).acquire()
+    assert run("redlock_release", "x", "--no-input")[0].endswith(
+        "x: released.\nThe holder of x still has y\\n, until its lease or its minimum hold ends.\n"
+    )
 
 
 @pytest.mark.parametrize("action", ["stop", "release"])

@@ -5,10 +5,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
+from ...core.names import named
 from ...core.rules import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import ActionResult, LockReport, ask_to_stop, find_locks, force_release
-from ...inventory.actions import MAX_RELEASE
+from ...inventory.actions import MAX_RELEASE, still_held
 from ...runtime.clock import steady
 from ...singleton.handle import celery_task
 from ..output import (
@@ -93,7 +94,8 @@ class Command(OperatorCommand):
             reason = printable(reason[:200])
             asked = self._ask(seen, polite) if polite else {}
             revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
-            outcomes = set()
+            outcomes: set[ActionResult] = set()
+            first: dict[str, str] = {}  # by holder, the first of its names that were released
             stands = "".join(self.done.partition("; ")[1:])
             for number, lock in enumerate(seen, start=1):
                 released = asked.get(lock.slug, False)
@@ -105,6 +107,11 @@ class Command(OperatorCommand):
                 hint = deletion_hint(lock) if outcome is ActionResult.WRONG_TYPE else ""
                 self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}{hint}"))
                 outcomes.add(outcome)
+                if outcome is RELEASED:
+                    first.setdefault(lock.fingerprint, printable(lock.name))
+            for owner, left in still_held(first, using).items():
+                text = f"still has {printable(named(left))}, until its lease or its minimum hold ends."
+                self.stdout.write(self.style.WARNING(f"The holder of {first[owner]} {text}"))
             _conclude(outcomes, all(revoked))
         elif locks and not seen and not options["dry_run"]:
             raise CommandError("Nothing was released: the holder has changed.", returncode=CHANGED)
