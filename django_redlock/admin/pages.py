@@ -248,6 +248,10 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
         messages.WARNING,
         _("“%(lock)s” was left alone: another program holds it, and cannot be asked to stop."),
     ),
+    ActionResult.UNRENEWED: (
+        messages.WARNING,
+        _("“%(lock)s” was left alone: nobody renews it, so its holder cannot be asked to stop. It ends by itself."),
+    ),
     ActionResult.WRONG_TYPE: (
         messages.ERROR,
         _(
@@ -296,4 +300,6 @@ def obstacle(lock: LockReport, action: str) -> ActionResult | None:
         return None
     if lock.is_shared:
         return ActionResult.SHARED
-    return ActionResult.FOREIGN if lock.owner is None else None
+    if lock.owner is None:
+        return ActionResult.FOREIGN
+    return ActionResult.UNRENEWED if lock.kept_until or not lock.process else None

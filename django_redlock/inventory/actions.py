@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 
-from ..core.names import SECRET_SIZE, Owner, is_cut, queue_of
+from ..core.names import SECRET_SIZE, Owner, is_cut, is_kept, lease_of, queue_of
 from ..core.names import slug as slug_of
 from ..core.protocol import SHARED, Failure, Kind, Release, Repair
 from ..core.round import Round
@@ -37,6 +37,9 @@ class ActionResult(StrEnum):
     RELEASED = "released"
     ASKED = "asked"  # the holder learns of the request to stop at its next renewal
     SHARED = "shared"  # several holders share the lock; they cannot be asked one by one
+    UNRENEWED = (
+        "unrenewed"  # nobody renews the lock, or its work is over, so that nobody would learn of a request to stop
+    )
     FOREIGN = "foreign"  # another program holds the lock, and cannot be asked to stop
     WRONG_TYPE = "wrong_type"  # another program wrote the key, which is not a string: only a DEL on the nodes helps
     CHANGED = "changed"  # somebody else holds the lock now, or the key is no longer stale
@@ -88,9 +91,8 @@ def ask_to_stop(
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
-    Nobody else gets the lock until the holder has released it or its lease has ended. A holder that does not renew its
-    lease does not learn of the request; its lease ends by itself. The signal ``lock_forced`` is sent with the outcome
-    ``asked``, or ``unknown`` if too few nodes answered.
+    Nobody else gets the lock until the holder has released it or its lease has ended. The signal ``lock_forced`` is
+    sent with the outcome ``asked``, or ``unknown`` if too few nodes answered.
 
     Args:
         name: The lock as returned by a listing, or its whole name.
@@ -100,7 +102,8 @@ def ask_to_stop(
 
     Returns:
         ``asked``; ``changed``, ``gone`` or ``unknown`` as in :func:`force_release`; ``shared`` if several holders share
-        the lock, because they cannot be asked one by one; ``foreign`` if another program holds it.
+        the lock, because they cannot be asked one by one; ``foreign`` if another program holds it; ``unrenewed`` if
+        its work is over or nobody renews it, so that it ends by itself, and nobody would learn of the request.
 
     Raises:
         ValueError: The name is cut short, as listings show long names.
@@ -113,6 +116,8 @@ def ask_to_stop(
         return ActionResult.SHARED
     if not vote.owners:
         return ActionResult.FOREIGN
+    if is_kept(vote.about) or not lease_of(vote.about)[1]:
+        return ActionResult.UNRENEWED
     round = tell_nodes(manager, Release((), vote.secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if is_quorum(round.count(Kind.GONE), manager.rules.needed) else ActionResult.UNKNOWN
     _report(manager, "revoked, so that its holder stops", slug, outcome)

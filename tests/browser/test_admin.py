@@ -16,9 +16,9 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 @pytest.fixture
 def held(site):
-    """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
+    """A held lock that is not renewed for minutes, so that its time falls; on all nodes, also where one was late."""
     name = "shop.tasks.import_catalogue"
-    lease = held_by(name, "task", name, "7f3a", ttl=600).acquire()
+    lease = held_by(name, "task", name, "7f3a", ttl=600, renew=True).acquire()
     while find_lock(name).votes < 5:
         lease.extend()
     return lease

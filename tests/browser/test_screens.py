@@ -127,6 +127,7 @@ def fill(nodes, count: int) -> None:
                 about = {"host": f"web-{number % 7}", "label": TASK, "ref": "7f3a9c52-0d1e-4b8a", "ttl": 600.0}
                 name = f"{{orders:{number}:{'long-name:' * (number % 11)}}}"
                 ends = None if number % 10 == 3 else 500_000
+                about |= {} if ends else {"process": "1f.ab"}  # whose holder can be asked to stop
                 if number % 10 != 4 or place < 4:
                     pipe.set(f"redlock:{name}:h", value(f"{number:032x}", age=840, **about), px=ends)
                     pipe.zadd("redlock:index", {name: (time.time() + 500) * 1000 if ends else "inf"})

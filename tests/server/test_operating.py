@@ -233,7 +233,7 @@ def test_a_lock_with_a_limit_is_found_by_its_name(five):
 
 def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
     """A wrong "it is free" is worse than an error, so a shortened name is refused."""
-    lease = taken("long" * 100)
+    lease = lock("long" * 100).acquire()
     (held,) = held_locks().locks
     assert find_lock("long" * 100) is not None
 

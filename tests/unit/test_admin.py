@@ -420,7 +420,7 @@ def test_who_may_only_look_cannot_act(five, viewer):
 @pytest.mark.parametrize("action", ["release", "stop"])
 def test_each_action_asks_first(five, operator, action):
     """Each action leads to a page that lists every name with its holder, says what will happen, and does nothing."""
-    keys = [put("orders:7", left=None), put("orders:8", B)]
+    keys = [put("orders:7", left=None, process="1f.ab"), put("orders:8", B, process="1f.ab")]
 
     page = act(operator, action, *keys, confirmed=False).content.decode()
 
@@ -499,8 +499,8 @@ def test_a_lock_that_changed_hands_is_left_alone(five, operator, action):
 def test_a_holder_is_asked_to_stop(five, operator):
     """Its lease is lost with the reason, the lock stays held, and the log and its row, but no other alias, show it."""
     with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": FIVE, "KEY_PREFIX": "other"}}):
-        lease = lock("orders:7", renew=False).acquire()
-        other = lock("orders:7", using="other", renew=False).acquire()
+        lease = lock("orders:7").acquire()
+        other = lock("orders:7", using="other").acquire()
         keys = {alias: row_key("orders:7", alias) for alias in ("default", "other")}
         response = act(operator, "stop", keys["default"], reason="too slow")
         LogEntry.objects.update(action_time=now() - timedelta(minutes=14, seconds=5))
@@ -514,6 +514,7 @@ def test_a_holder_is_asked_to_stop(five, operator):
     assert ["too slow" in text for text in detail.values()] == [True, False]
     assert (lease.extend(), lease.reason, other.extend()) == (False, "revoked", True)
     assert look("orders:7") is not None
+    other.release()
 
 
 def test_an_action_of_the_project_gets_the_selected_locks(five, operator, monkeypatch):
@@ -568,6 +569,23 @@ def test_a_shared_lock_is_no_one_holders(five, operator):
     assert "All of them lose it" not in act(operator, "release", put("a"), confirmed=False).content.decode()
 
 
+@pytest.mark.parametrize("how", [{}, {"process": "1f.ab", "state": "held"}])
+def test_nobody_is_asked_to_stop_who_would_not_learn_of_it(five, operator, how):
+    """A lock that nobody renews, or whose work is over, ends by itself; page and command say so and ask nobody."""
+    key = put("orders:7", **how)
+
+    page = act(operator, "stop", key, confirmed=False).content.decode()
+    assert ("nobody renews it" in page, 'name="confirmed"' in page) == (True, False)
+    assert said(act(operator, "stop", key)) == [
+        "“orders:7” was left alone: nobody renews it, so its holder cannot be asked to stop. It ends by itself."
+    ]
+    page = act(operator, "release", key, confirmed=False).content.decode()
+    assert ('value="release"' in page, 'value="stop"' in page) == (True, False)
+    assert ask_to_stop("orders:7", key.partition("/")[0]) == "unrenewed"
+    out = run("redlock_release", "orders:7", "--polite=60", "--no-input")[0]
+    assert out.endswith("orders:7: nobody renews it; its holder cannot be asked.\norders:7: released.\n")
+
+
 @pytest.mark.parametrize("text", ["theirs", "c" * 32])
 def test_another_program_is_not_asked_to_stop(five, operator, text):
     """Another program would not learn of a request to stop, so the confirmation does not offer it."""
@@ -590,7 +608,8 @@ def test_a_task_can_be_revoked_in_the_same_action(five, operator, monkeypatch):
     revoked = []
     monkeypatch.setattr(_state._tls, "current_app", Celery("shop", broker="memory://"))
     monkeypatch.setattr("celery.app.control.Control.revoke", lambda self, task, **how: revoked.append((task, how)))
-    task, view, changed = put("a"), put("b", B, kind="view"), put("c", kind="view")
+    task, view = put("a", process="1f.ab"), put("b", B, kind="view", process="1f.ab")
+    changed = put("c", kind="view")
     put("c", B)
 
     for action in ("release", "stop"):

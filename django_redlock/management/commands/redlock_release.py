@@ -174,6 +174,7 @@ ASKED = {
     ActionResult.ASKED: "its holder was asked to stop.",
     ActionResult.SHARED: "several hold it; they cannot be asked.",
     ActionResult.FOREIGN: "another program holds it; it cannot be asked.",
+    ActionResult.UNRENEWED: "nobody renews it; its holder cannot be asked.",
 }
 OUTCOME_TEXTS = {
     ActionResult.RELEASED: "released.",
