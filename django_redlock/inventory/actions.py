@@ -303,5 +303,6 @@ def _report(manager: LockManager, what: str, slug: str, outcome: ActionResult, r
     name = name_of(slug)
     why = f"{outcome}: {printable(reason)}" if reason else outcome
     about = {"event": "lock_forced", "lock": name, "outcome": outcome}
-    log.warning("lock %s: %s (%s)", what, printable(name), why, extra=about)
+    done = {ActionResult.RELEASED: "", ActionResult.ASKED: "", ActionResult.UNKNOWN: "perhaps "}.get(outcome, "not ")
+    log.warning("lock %s%s: %s (%s)", done, what, printable(name), why, extra=about)
     manager.notify("lock_forced", name=name, outcome=outcome)

@@ -183,8 +183,8 @@ def test_clear_by_name(five):
 ODD, QUOTED = 'Ada\'s list\tof "ü"', r'"redlock:{Ada\x27s list\x09of \x22\xc3\xbc\x22}:h"'
 
 
-def test_keys_of_other_programs_on_real_servers(five_servers):
-    """Such keys are recognised and deleted; one of another type stays, and commands say how to delete it."""
+def test_keys_of_other_programs_on_real_servers(five_servers, caplog):
+    """Such keys are recognised and deleted; one of another type stays, and commands and log say so and how to do it."""
     with lock("orders:7"):
         held_locks()  # connects
     for server in five_servers:
@@ -223,6 +223,7 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
     assert "list: not released: its key is not a string, so another program wrote it." in released[0]
     assert "Delete it there: DEL redlock:{list}:h" in released[0]
     assert (released[1].splitlines()[-1], released[2]) == ("Not all were released.", 1)
+    assert "lock not released by force: list (wrong_type)" in caplog.text
     assert "Delete it there: DEL redlock:{bytes}:h" in run("redlock_release", "bytes", "--no-input")[0]
 
 
