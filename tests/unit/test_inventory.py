@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from django.test import override_settings
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.core.names import counted
@@ -20,6 +21,7 @@ from django_redlock.inventory import (
     held_locks,
     stale_keys,
 )
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.model import LAST_SECOND
 from django_redlock.models import HeldLock
 from tests.held import A, B, nodes_in_memory, note_rounds, put_each, run, shown, value
@@ -268,6 +270,15 @@ def test_texts_that_no_request_can_carry(five, part, text):
         "orders:7": ("", "")
     }
     assert [held.name for held in listed.locks if held.state is State.HELD] == ["orders:8"]
+
+
+def test_commands_in_remedies_can_be_typed():
+    """The doctor quotes an alias for the shell."""
+    with override_settings(REDLOCK={"our locks": {"NODES": ["memory://a"]}}):
+        put_each(locks["our locks"].nodes, "hello", None)
+        remedies = [found.remedy for found in diagnose("our locks").findings if found.id == "stale-key"]
+
+    assert [remedy.partition(";")[0] for remedy in remedies] == ["manage.py redlock_clear --using 'our locks'"]
 
 
 def test_numbers_beyond_every_calendar(five):
