@@ -205,8 +205,6 @@ class Acquisition:
             # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
             # pauses that get shorter as its turn comes nearer.
             seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
-            if self.wanted.place:  # its name is not one that nodes notify this process of
-                notified = seconds
         else:
             # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings. The
             # pause is from the shortest to three times the previous one, at most ten times the shortest.

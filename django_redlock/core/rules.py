@@ -37,6 +37,7 @@ MIN_TTL = 0.1
 EXPIRY_ROUNDING = 0.002
 HUGE = 1e12
 MAX_LIMIT = 1000  # holders of one lock at once
+MOMENT = 1.0  # seconds: whoever keeps a place waits for less than this, or stays
 
 
 def majority(nodes: int) -> int:
@@ -377,6 +378,11 @@ class Wanted(NamedTuple):
     place: QueuePlace | None = None
     hold_for: float = 0.0
     hold_on_error: bool = True
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether its caller tries once, or keeps its place and waits for a moment only, as a message does."""
+        return self.wait == 0 or (self.place is not None and self.wait is not None and self.wait < MOMENT)
 
     @classmethod
     def left_alone(

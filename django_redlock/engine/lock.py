@@ -152,16 +152,14 @@ class Lock:
         manager, wanted = described.manager, described.wanted
         if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
             return lease
-        # A message with a place waits for a moment only.
-        waiting = None if wanted.wait == 0 or wanted.place else WaitCheck(manager, manager.runtime.clock, wanted, who)
+        waiting = None if wanted.is_brief else WaitCheck(manager, manager.runtime.clock, wanted, who)
         return manager.acquirer.take(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
 
     async def _atake(self, described: Description, who: object) -> Lease:
         manager, wanted = described.manager, described.wanted
         if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
             return lease
-        # A message with a place waits for a moment only.
-        waiting = None if wanted.wait == 0 or wanted.place else WaitCheck(manager, manager.runtime.clock, wanted, who)
+        waiting = None if wanted.is_brief else WaitCheck(manager, manager.runtime.clock, wanted, who)
         return await manager.acquirer.atake(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
 
     def __enter__(self) -> Lease:

@@ -242,6 +242,12 @@ class LockManager:
         self.driver.ask(round)
         return release_outcome(round.replies, self.rules)
 
+    def new_waiter(self, label: str) -> str:
+        """Return a name for somebody who waits in this process, and keeps a place in a queue over several attempts."""
+        process.notice_fork()
+        self.driver.notice_fork()
+        return self.driver.notifications.waiters.new_name(label)
+
     def leave_queue(self, name: str, waiter: str) -> None:
         """Give up the place in a queue of somebody who does not come back; otherwise it ends with its time."""
         process.notice_fork()

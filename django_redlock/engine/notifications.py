@@ -71,7 +71,7 @@ class Notifications:
         except OSError:  # this process has too many open files for the connections of a listener
             bell.wait(seconds)
             return
-        listener.wait(waiter, bell, self._clock() + (notified if self.waiters.notified else seconds))
+        listener.wait(waiter, bell, self._clock() + (notified if self.waiters.notifies(waiter) else seconds))
 
     def _listen(self) -> "Listener":
         """Return the connections, or new ones if these have not been used for long."""
@@ -310,7 +310,7 @@ class AsyncNotifications:
         event = self.waiters.join(waiter)
         self._listen()
         with suppress(TimeoutError):
-            async with asyncio.timeout(notified if self.waiters.notified else seconds):
+            async with asyncio.timeout(notified if self.waiters.notifies(waiter) else seconds):
                 await event.wait()
 
     async def aclose(self) -> None:
@@ -405,6 +405,10 @@ class Waiters(Generic[Event]):
     def notified(self) -> bool:
         """Whether enough nodes can notify a waiter of its turn."""
         return is_quorum(len(self.listening), self._needed)
+
+    def notifies(self, waiter: Waiter) -> bool:
+        """Return whether enough nodes can notify *waiter*: not one whose name is none of this process's."""
+        return self.notified and waiter.name.startswith(f"{self.process}|")
 
     def __len__(self) -> int:
         return len(self._waiting)

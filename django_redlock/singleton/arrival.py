@@ -917,6 +917,7 @@ class TaskRow:
         rules: The options of its task.
         within: The names of the slots of the runs that made this call, where calls run at once.
         slot: The slot of its run, once it has that.
+        stamp: When it first asked for that slot, as in a ticket; 0 if it has not.
         over: Whether the row has ended meanwhile, because its coroutine was cancelled.
     """
 
@@ -924,6 +925,7 @@ class TaskRow:
     rules: SingletonOptions
     within: frozenset[str] = frozenset()
     slot: Slot | None = None
+    stamp: int = 0
     over: bool = False
 
     def run(self, since: float = -inf) -> Execution:
@@ -937,7 +939,16 @@ def occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
 
     A row that waits has no state between READY and RUNNING, and no worker can put it back. So it occupies its worker.
     It takes the slot of any row that only waits: two rows in one queue must not wait for each other.
+
+    It keeps its place in the line of the slot until it has that, or ends without it.
     """
+    verdict = yield from _until_it_may_run(row)
+    if row.stamp and not row.slot:
+        yield LeaveLine(row.ticket)
+    return verdict
+
+
+def _until_it_may_run(row: TaskRow) -> Steps[Run | Fail | Revoke]:
     level, task = logging.WARNING, printable(row.ticket.task_id)  # the level of the first of these messages
     while not row.over:
         try:
@@ -959,10 +970,12 @@ def _occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
     ticket, wait = row.ticket, 0.0
     waiting = yield from _waiting_rows(row)
     while waiting is not None and ticket.running and not row.slot:
-        place = waiting.get(ticket.running, FREE)
+        row.stamp = row.stamp or int((yield Wall()) * 1e6)
         # In this scope, a run has the slot of its row. The row that waited with it runs later, as one that has none.
+        secret = waiting.get(ticket.running, FREE).secret
         try:
-            row.slot = yield Take(replace(ticket, secret=place.secret, scope=LIFETIME), wait=wait)
+            mine = replace(ticket, secret=secret, scope=LIFETIME, stamp=row.stamp)
+            row.slot = yield Take(mine, wait=wait, away=GRACE)
         except LockTakenError as taken:
             if taken.name in row.within:
                 return Fail(RuntimeError(f"{taken.name!r} would wait for itself, in a call of its own run."))

@@ -24,7 +24,7 @@ from ..signals import lock_acquired, lock_taken
 from . import questions as ask
 from .line import Expected, Lengths, write_length
 from .slot import CLAIM, FREE, Holder, Seen, SlotState
-from .ticket import Permit
+from .ticket import Permit, Ticket
 
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
 
@@ -173,11 +173,15 @@ class Nodes:
         with turn(self.manager, question.ticket.turn, question.longest):
             return self.run(question.decision)
 
+    def waiter_of(self, ticket: Ticket) -> str:
+        """Return the name of a message in the queue of its slot."""
+        return ticket.waiter
+
     def leave_line(self, question: ask.LeaveLine) -> None:
         """Give up the place of a message in the queue of its slot."""
         ticket = question.ticket
         try:
-            self.manager.leave_queue(ticket.running, ticket.waiter)
+            self.manager.leave_queue(ticket.running, self.waiter_of(ticket))
         except Exception:
             log.exception("the place of task %s in the queue could not be given up", printable(ticket.task_id))
 
@@ -193,7 +197,7 @@ class Nodes:
         how |= {"adopt": ticket.secret if ticket.waiting == ticket.running else "", "barge": question.barge}
         if question.away:
             # In whole seconds: requests have few different values then, and the words of each are kept.
-            how["place"] = QueuePlace(ticket.waiter, ticket.stamp, float(ceil(question.away)))
+            how["place"] = QueuePlace(self.waiter_of(ticket), ticket.stamp, float(ceil(question.away)))
         return self.manager.on_behalf(ticket.running, owner, **self.times, **how).acquire()
 
     def hand_over(self, question: ask.HandOver) -> Claimed:

@@ -170,6 +170,7 @@ class RowRun(Nodes, Chore):
         within = frozenset(run.row.slot.name for run in under_way() if run.row.slot)
         self.row: TaskRow = TaskRow(ticket, options, within)
         self._life: Lease | None = None
+        self._waiter = ""
         self._execution = self.row.run()
         self._outcome = Outcome.EXPIRED  # of freeing the slot
         self._closed = False  # whether nobody can take the row for that of a dead process any more
@@ -180,6 +181,11 @@ class RowRun(Nodes, Chore):
     def ticket(self) -> Ticket:
         """The information about its slot."""
         return self.row.ticket
+
+    def waiter_of(self, ticket: Ticket) -> str:
+        """Return the name of the row in the queue of its slot: it waits in this process, which nodes notify."""
+        self._waiter = self._waiter or self.manager.new_waiter(self.function.name)
+        return self._waiter
 
     def begin(self) -> None:
         """

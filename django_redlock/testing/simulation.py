@@ -443,9 +443,10 @@ class VirtualNotifications:
             self.waiters.reached(number)
 
     def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
-        """Let time pass until the waiter is notified, for at most *notified* seconds."""
+        """Let time pass until the waiter is notified, for at most *notified* seconds if it can be, else *seconds*."""
         called = self.waiters.join(waiter)
-        self._simulation._wait(self._simulation.clock() + notified, called)
+        longest = notified if self.waiters.notifies(waiter) else seconds
+        self._simulation._wait(self._simulation.clock() + longest, called)
 
     def close(self) -> None:
         """Do nothing: there is no connection to close."""

@@ -399,7 +399,7 @@ class VirtualNotifications:
             self._listens = True
             for number in range(len(self._nodes)):
                 self._process.spawn(self._listen, number)
-        bell.wait(notified if self.waiters.notified else seconds)
+        bell.wait(notified if self.waiters.notifies(waiter) else seconds)
 
     def _listen(self, number: int) -> None:
         process = self._process

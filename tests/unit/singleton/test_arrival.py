@@ -579,6 +579,21 @@ def test_row_takes_a_permit_from_no_row() -> None:
         assert facts.asked_for(ask.Take)[0].ticket.secret == adopted
 
 
+def test_row_that_ends_without_its_slot_gives_up_its_place() -> None:
+    """So the rows behind it do not wait for it; one that has waited in no line has none to give up."""
+    for about, leaves in (
+        (SERIAL | {"locks": OTHER, "within": frozenset({NAME})}, 1),
+        (ANYWAY | {"silent": (ask.Take,)}, 1),
+        (ANYWAY | {"silent": (ask.Look,)}, 0),
+        (SERIAL | {"locks": OTHER, "ends_soon": True}, 0),
+        ({"scope": "until_executing"}, 0),
+    ):
+        row, facts = scene(TaskRow, **about)
+        facts.decide(occupy(row))
+        assert len(facts.asked_for(ask.LeaveLine)) == leaves
+        assert len({(each.ticket.stamp, each.away) for each in facts.asked_for(ask.Take)}) <= 1
+
+
 def test_cancelling_a_row() -> None:
     """The row does not run if its slot was still there, or if nobody knows; else a worker was quicker."""
     for about, cancelled in (

@@ -8,11 +8,12 @@ import pytest
 from django.db import transaction
 from django.tasks import task_backends
 
-from django_redlock import locks
+from django_redlock import LockTakenError, locks
+from django_redlock.core.rules import QueuePlace
 from django_redlock.tasks import singleton_task
 from django_redlock.testing import Simulation
 from tests.shop.helpers import in_thread
-from tests.unit.celery.outcomes import Shown, parametrized, points
+from tests.unit.celery.outcomes import SERIAL, Shown, parametrized, points
 from tests.unit.celery.slots import set_down
 
 from .outcomes import TABLE, Call, Row
@@ -191,6 +192,27 @@ def prepare(stage: Stage, row: Any) -> None:
         singleton.release(7)
     if case.slot == "another row":
         stage.enqueue("another")
+
+
+@pytest.mark.parametrize("case", [Row(options=SERIAL)], ids=str)
+def test_row_keeps_its_place_however_long_it_waits(stage: Stage) -> None:
+    """A row that a worker took later comes after it, also if the slot becomes free only after minutes."""
+    row, process, queued = stage.enqueue("mine"), stage.simulation.rival(), []
+    lease = process.lock(stage.name, ttl=60, wait=0).acquire()
+
+    def queue_later_row() -> None:
+        place = QueuePlace("message|0|later", int(locks["default"].runtime.wall() * 1e6), away=600.0)
+        with suppress(LockTakenError):
+            process.manager.on_behalf(stage.name, place=place, wait=0).acquire()
+        queued.append(place)
+
+    stage.simulation.after(10.0, queue_later_row)
+    stage.simulation.after(100.0, lease.release)
+    began = stage.simulation.clock()
+    stage.run(row)
+
+    assert queued
+    assert stage.simulation.clock() - began < 105
 
 
 @pytest.mark.parametrize("place", TABLE, ids=" ".join)
