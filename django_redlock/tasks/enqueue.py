@@ -16,12 +16,14 @@ from math import inf
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from django.core.exceptions import SuspiciousOperation
-from django.db import connections, transaction
+from django.apps import apps
+from django.core.exceptions import SuspiciousOperation, ValidationError
+from django.db import connections, router, transaction
 from django.tasks import Task, TaskResult, TaskResultStatus, task_backends
 from django.tasks.base import TaskError
-from django.tasks.exceptions import InvalidTaskBackend, TaskException
+from django.tasks.exceptions import InvalidTaskBackend, TaskException, TaskResultDoesNotExist
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from ..core.protocol import without_secrets
 from ..engine.manager import fresh_secret
@@ -39,6 +41,8 @@ from .run import SingleFunction, backport_signals
 P = ParamSpec("P")
 R = TypeVar("R")
 ANSWER: dict[str, Any] = {"duplicate": False, "reason": "", "holder_id": None, "accepted": True}
+
+DATABASE_BACKEND = "django_tasks_db.DatabaseBackend"
 
 log = logging.getLogger("django_redlock")
 
@@ -228,7 +232,7 @@ class Enqueuing(Nodes):
         silent = False
         for alias in dict.fromkeys((self.task.backend, *task_backends)):
             try:
-                row = task_backends[alias].get_result(question.task_id)
+                row = stored_row(task_backends[alias], question.task_id)
             except no_row():
                 continue
             except NotImplementedError:
@@ -256,6 +260,31 @@ class Enqueuing(Nodes):
         return TaskResult(
             task=self.task, args=list(self.args), kwargs=dict(self.kwargs), backend=self.task.backend, **about
         )
+
+
+def stored_row(backend: Any, task_id: str) -> Any:
+    """Return the result of a row; that of ``django-tasks-db`` from the database to which it is written."""
+    rows = rows_of(backend)
+    if rows is None:
+        return backend.get_result(task_id)
+    try:
+        return rows.get(id=task_id).task_result
+    except (rows.model.DoesNotExist, ValidationError) as error:
+        raise TaskResultDoesNotExist(task_id) from error
+
+
+def rows_of(backend: Any) -> Any:
+    """
+    Return the rows of a backend of ``django-tasks-db``; None for any other.
+
+    They are read from the database to which they are written. A router may send reads to a replica, which lags behind,
+    and which the transaction of a caller is no part of.
+    """
+    if not apps.is_installed("django_tasks_db") or not isinstance(backend, import_string(DATABASE_BACKEND)):
+        return None
+    from django_tasks_db.models import DBTaskResult  # only here: it is a package of its own
+
+    return DBTaskResult.objects.using(router.db_for_write(DBTaskResult))
 
 
 def no_row() -> tuple[type[Exception], ...]:

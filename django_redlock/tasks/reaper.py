@@ -16,13 +16,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import Error, transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.signals import task_finished
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from ..engine.manager import fresh_secret
 from ..exceptions import QuorumUnavailableError, RedlockError, printable
@@ -32,6 +30,7 @@ from ..singleton.driver import Nodes
 from ..singleton.ending import is_abandoned, requeue
 from ..singleton.questions import Free
 from ..singleton.ticket import Ticket
+from .enqueue import rows_of
 from .run import SingleFunction
 
 REPEATS = 1  # how often a row is put back
@@ -74,8 +73,7 @@ class Reaper:
     """
 
     def __init__(self, backend: str, *, fail: bool = False, act: bool = True) -> None:
-        kind = import_string("django_tasks_db.DatabaseBackend") if apps.is_installed("django_tasks_db") else ()
-        known = [alias for alias in task_backends if isinstance(task_backends[alias], kind)]
+        known = [alias for alias in task_backends if rows_of(task_backends[alias]) is not None]
         if backend not in known:
             it_has = ", ".join(map(repr, known)) or "none: install it, and add 'django_tasks_db' to INSTALLED_APPS"
             raise ImproperlyConfigured(
@@ -93,27 +91,29 @@ class Reaper:
 
         Raises:
             QuorumUnavailableError: Too few nodes answered to know the slot of a row; the others have been dealt with.
+            Error: The database refused to change a row; the others have been dealt with.
         """
-        from django_tasks_db.models import DBTaskResult  # only here: it is a package of its own
-
-        before, self._abandoned, unanswered = self._abandoned, {}, None
-        for row in DBTaskResult.objects.running().filter(backend_name=self._backend):
+        before, self._abandoned = self._abandoned, {}
+        failed: Exception | None = None
+        for row in rows_of(task_backends[self._backend]).running().filter(backend_name=self._backend):
             function, ticket = slot_of(row)
             if function is None or not ticket.running:
                 continue
             try:
                 if not self._is_abandoned(row, ticket, function):
                     continue
+                began, seen = before.get(row.id, (None, 0.0))
+                now = locks[ticket.using].runtime.clock()
+                self._abandoned[row.id] = row.started_at, seen if began == row.started_at else now
+                if now - self._abandoned[row.id][1] >= APART and not is_held(ticket):
+                    yield Reaped(function.name, str(row.id), worker_of(row), self._reap(row, ticket, function))
             except QuorumUnavailableError as error:
-                unanswered = error
-                continue
-            began, seen = before.get(row.id, (None, 0.0))
-            now = locks[ticket.using].runtime.clock()
-            self._abandoned[row.id] = row.started_at, seen if began == row.started_at else now
-            if now - self._abandoned[row.id][1] >= APART and not is_held(ticket):
-                yield Reaped(function.name, str(row.id), worker_of(row), self._reap(row, ticket, function))
-        if unanswered:
-            raise unanswered
+                failed = error
+            except Error as error:
+                failed = error
+                yield Reaped(function.name, str(row.id), worker_of(row), "left alone: the database has refused it")
+        if failed:
+            raise failed
 
     def _is_abandoned(self, row: Any, ticket: Ticket, function: SingleFunction) -> bool:
         lease = function.singleton_options.lease
@@ -148,7 +148,11 @@ class Reaper:
 
     def _same(self, row: Any) -> Any:
         """Return the query for the row, if it is still in the run that was seen."""
-        return type(row).objects.filter(pk=row.pk, status=TaskResultStatus.RUNNING, started_at=row.started_at)
+        return (
+            type(row)
+            .objects.using(row._state.db)
+            .filter(pk=row.pk, status=TaskResultStatus.RUNNING, started_at=row.started_at)
+        )
 
 
 def worker_of(row: Any) -> str:
@@ -167,11 +171,16 @@ def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:
 
 def is_held(ticket: Ticket) -> bool:
     """
-    Return whether a run of the row may have a slot of any name: the key may have been another one before a deploy.
+    Return whether a run of the row has a slot of any name: the key may have been another one before a deploy.
 
-    If the nodes do not answer any more, or did not list all locks in time, it may.
+    Raises:
+        QuorumUnavailableError: Too few nodes listed all of their locks in time.
     """
     listing = held_locks(ticket.using, limit=sys.maxsize, seconds=LISTING)
     owners = [lock.owner for lock in listing.locks]
-    found = any(owner and owner.ref == ticket.task_id and not owner.state for owner in owners)
-    return found or not listing.has_quorum or not listing.complete
+    if any(owner and owner.ref == ticket.task_id and not owner.state for owner in owners):
+        return True
+    if not listing.has_quorum or not listing.complete:
+        nodes = {node.name: node.detail or "did not list all of its locks in time" for node in listing.nodes}
+        raise QuorumUnavailableError(ticket.name, nodes=nodes, needed=listing.rules.needed)
+    return False

@@ -43,10 +43,18 @@ READY, RUNNING, FAILED, SUCCESSFUL = (TaskResultStatus[name] for name in ("READY
 
 
 class Rows:
-    """A query, as far as the reaper makes one."""
+    """A query, as far as production makes one."""
 
     def __init__(self, *conditions: Callable[["Row"], bool]) -> None:
         self._conditions = conditions
+
+    model = SimpleNamespace(DoesNotExist=TaskResultDoesNotExist)
+
+    def using(self, alias: str) -> "Rows":
+        return self
+
+    def get(self, id: str) -> "Row":
+        return queue.get(id)
 
     def running(self) -> "Rows":
         return self.filter(status=RUNNING)
@@ -203,12 +211,15 @@ class Queue(BaseTaskBackend):
         return row.task_result
 
     def get_result(self, result_id: str) -> Any:
+        return self.get(result_id).task_result
+
+    def get(self, result_id: str) -> Row:
         if not self.tells:
             raise NotImplementedError
         self.world.reach()
         if not self.knows(result_id):
             raise TaskResultDoesNotExist(result_id)
-        return self.rows[result_id].task_result
+        return self.rows[result_id]
 
     def take(self, worker: str, reorder: float) -> Row | None:
         """Return a row that is due, as that of a worker; None if there is none."""
@@ -409,8 +420,9 @@ def in_production(world: World) -> Iterator[None]:
             patch.object(reaper, "timezone", now),
             patch.object(enqueue, "task_backends", {ALIAS: queue}),
             patch.object(reaper, "task_backends", {ALIAS: queue}),
-            patch.object(reaper, "import_string", lambda path: Queue),
-            patch.object(reaper, "apps", SimpleNamespace(is_installed=lambda name: True)),
+            patch.object(enqueue, "import_string", lambda path: Queue),
+            patch.object(enqueue, "router", SimpleNamespace(db_for_write=lambda model: "default")),
+            patch.object(enqueue, "apps", SimpleNamespace(is_installed=lambda name: True)),
             patch.dict(
                 sys.modules, {"django_tasks_db": SimpleNamespace(models=models), "django_tasks_db.models": models}
             ),

@@ -12,6 +12,8 @@ from django.db import Error, close_old_connections
 from ...exceptions import QuorumUnavailableError, printable
 from ..output import INTERRUPTED, MISUSED, NO_QUORUM, seconds
 
+REFUSED = 1  # exit code: the database has refused to read or change a row
+
 
 class Command(BaseCommand):
     """Find the rows of Django's tasks whose workers died, and put them back once, or fail them."""
@@ -43,17 +45,20 @@ class Command(BaseCommand):
         try:
             for pause in (0, APART) if every is None else chain((0,), repeat(every)):
                 time.sleep(pause)
-                found = self._look(reaper, every is not None)
-            if not found:
-                self.stdout.write("No row of a dead worker.")
-        except QuorumUnavailableError as error:
-            raise CommandError(str(error), returncode=NO_QUORUM) from None
+                found, failed = self._look(reaper)
+                if failed and every is not None:
+                    self.stderr.write(str(failed))
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
+        if failed:
+            code = NO_QUORUM if isinstance(failed, QuorumUnavailableError) else REFUSED
+            raise CommandError(str(failed), returncode=code) from None
+        if not found:
+            self.stdout.write("No row of a dead worker.")
 
-    def _look(self, reaper: Any, patient: bool) -> bool:
-        """Look once; return whether there was a row of a dead worker."""
+    def _look(self, reaper: Any) -> tuple[bool, Exception | None]:
+        """Look once; return whether there was a row of a dead worker, and the error if not all rows are known."""
         close_old_connections()
         row = None
         try:
@@ -61,7 +66,5 @@ class Command(BaseCommand):
                 what = f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}"
                 self.stdout.write(f"{what}: {row.outcome}")
         except (QuorumUnavailableError, Error) as error:
-            if not patient:
-                raise
-            self.stderr.write(str(error))
-        return row is not None
+            return row is not None, error
+        return row is not None, None

@@ -1,6 +1,7 @@
 """Singleton tasks of Django's with real workers: calls at the same moment, transactions, workers that are killed."""
 
 import os
+import shutil
 import signal
 import time
 from itertools import pairwise
@@ -10,6 +11,12 @@ from tests.managers import real_manager, wait_until
 from .conftest import Shop, begun, printed
 from .project import LEASE
 
+DEAD_ROWS = (
+    "import uuid; from datetime import timedelta; from io import StringIO; from django.utils import timezone\n"
+    "from django.core.management import CommandError, call_command; from django_tasks_db.models import DBTaskResult\n"
+    "[long.singleton.release(what) for what in 'ab']; old = timezone.now() - timedelta(hours=1)\n"
+    "DBTaskResult.objects.update(status='RUNNING', started_at=old, worker_ids=['dead'])\n"
+)
 APART = 3.0  # seconds, at least, between the looks of the reaper that find a row abandoned
 
 
@@ -200,6 +207,34 @@ def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):
 
     assert sorted(seen) == sorted([row, who, "failed"] for row, who in zip(others, ("dead", "unknown"), strict=True))
     assert said == "No row of a dead worker.\n"
+
+
+def test_rows_are_read_where_they_are_written(rows, tmp_path):
+    """A replica to which a router sends reads does not have them yet: calls join them, and the reaper finds them."""
+    rows.env["TEST_REPLICA"] = shutil.copy(rows.env["TEST_DATABASE"], tmp_path / "replica.sqlite3")
+    code = (
+        "from django.db import transaction\n"
+        "one = [long.enqueue('a')]; locks['default'].confirmations.send(float('inf')); one += [long.enqueue('a')]\n"
+        "with transaction.atomic(): other = [long.enqueue('b') for _ in range(3)]\n"
+        "print(json.dumps([len({each.id for each in found}) for found in (one, other)]))"
+    )
+    assert rows.run(code) == [1, 1]
+
+    code = (
+        f"{DEAD_ROWS}from django.db import OperationalError; set_failed, refused = DBTaskResult.set_failed, []\n"
+        "def once_refused(row, error):\n"
+        "    if not refused: refused.append(str(row.id)); raise OperationalError('no space')\n"
+        "    set_failed(row, error)\n"
+        "DBTaskResult.set_failed, out = once_refused, StringIO()\n"
+        "try: call_command('redlock_reap_tasks', fail=True, stdout=out)\n"
+        "except CommandError as error: said = [str(error), error.returncode]\n"
+        "states = dict(DBTaskResult.objects.using('default').values_list('id', 'status'))\n"
+        "print(json.dumps([said, states.pop(uuid.UUID(refused[0])), [*states.values()], out.getvalue()]))"
+    )
+    said, refused, other, out = rows.run(code)
+
+    assert (said, refused, other) == (["no space", 1], "RUNNING", ["FAILED"])
+    assert sorted(line.rpartition(": ")[2] for line in out.splitlines()) == ["failed", "the database has refused it"]
 
 
 def test_rolled_back_call(rows):

@@ -383,7 +383,8 @@ def test_reaper_leaves_alone_what_may_have_a_slot_of_another_name(monkeypatch):
         for node in locks["default"].nodes:
             monkeypatch.setattr(node, "down", True)
 
-        assert reaper.is_held(known)
+        with pytest.raises(QuorumUnavailableError):
+            reaper.is_held(gone)
 
 
 @pytest.mark.server
