@@ -11,6 +11,7 @@ wait for each other.
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -31,6 +32,7 @@ from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
 from ..keys.task import TaskKey, signature_of
+from ..runtime.threads import start
 from ..singleton import questions as ask
 from ..singleton.arrival import Fail, Revoke, Run, TaskRow, occupy
 from ..singleton.declaring import worked
@@ -111,11 +113,11 @@ class SingleFunction:
                 return await body(*args, **kwargs)
             token = _current.set(run)
             try:
-                await sync_to_async(run.begin, thread_sensitive=False)()
+                await in_own_thread(run.begin)
                 return worked(body, await body(*args, **kwargs))
             finally:
                 _current.reset(token)
-                await sync_to_async(run.end, thread_sensitive=False)()  # to its end, even if this is cancelled
+                await in_own_thread(run.end)
 
         return arun_in_slot if iscoroutinefunction(body) else run_in_slot
 
@@ -130,6 +132,35 @@ class SingleFunction:
             return None
         _starting.set(None)
         return RowRun(self, row, args, kwargs)
+
+
+async def in_own_thread(function: Callable[[], None]) -> None:
+    """Call a function in a thread that nothing else needs; it runs to its end, even if the caller is cancelled."""
+    executor: Any = OwnThreads()
+    await sync_to_async(function, thread_sensitive=False, executor=executor)()
+
+
+class OwnThreads(Executor):
+    """
+    Starts a thread for each call.
+
+    The threads that an event loop lends are few. If runs that wait for a slot had them all, the run that has the slot
+    could not free it. And a call that waits for such a thread is dropped if its caller is cancelled.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Call *fn* in a thread of its own; nobody can cancel that."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+
+        def call() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        start(call, "django_redlock task")
+        return future
 
 
 def under_way() -> Iterator["RowRun"]:

@@ -1,5 +1,7 @@
 """Singleton tasks in memory: one backend keeps what is enqueued, the other runs it at once."""
 
+import asyncio
+
 import django
 
 from django_redlock import current_lease
@@ -55,6 +57,11 @@ if django.VERSION >= (6, 0):
     @singleton_task(scope="while_executing")
     async def slow(day):
         return day
+
+    @singleton_task
+    async def endless(day):
+        ran.append(endless.singleton.lease)
+        await asyncio.get_running_loop().create_future()
 
     @singleton_task(backend="kept", key="{sizes}/{kind}")
     def measure(sizes, kind):

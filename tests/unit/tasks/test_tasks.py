@@ -7,6 +7,7 @@ import logging
 import pickle
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
@@ -23,6 +24,7 @@ from django.core.management.base import SystemCheckError
 from django.db import OperationalError, transaction
 from django.tasks import task_backends
 from django.tasks.exceptions import TaskResultDoesNotExist
+from django.tasks.signals import task_started
 from django.test import modify_settings, override_settings
 from django.utils import timezone
 
@@ -34,7 +36,7 @@ from django_redlock.singleton.driver import Nodes
 from django_redlock.singleton.questions import Claim
 from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
 from django_redlock.tasks.run import RowRun
-from tests.managers import wait_until
+from tests.managers import eventually, wait_until
 from tests.shop.helpers import in_thread
 from tests.unit.celery.slots import set_down
 
@@ -325,6 +327,43 @@ def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
     caller.join()
 
     wait_until(lambda: not jobs.slow.singleton.is_locked(1))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("task", [jobs.slow, jobs.endless], ids=["returns", "is cancelled twice"])
+def test_coroutine_needs_no_thread_of_its_event_loop(task):
+    """It takes and frees its slot though they are all busy, as with runs that wait for this slot."""
+    row, over, checked = settled(task.using(backend="kept").enqueue(1)), threading.Event(), threading.Event()
+
+    async def work():
+        task_started.send(sender=None, task_result=row)
+        jobs.ran.append(await task.acall(1))
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        working = asyncio.create_task(work())
+        if task is jobs.endless:
+            await eventually(lambda: jobs.ran)
+        loop.run_in_executor(None, checked.wait, 60)
+        for _ in range(2 if task is jobs.endless else 0):
+            working.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await asyncio.wait([working], timeout=30)
+        over.set()
+
+    caller = threading.Thread(target=lambda: asyncio.run(run()))
+    caller.start()
+    over.wait(60)
+    ran = jobs.ran.copy()  # a lease that is known here is renewed until it is released
+    try:
+        wait_until(lambda: not task.singleton.is_locked(1))
+    finally:
+        checked.set()
+        caller.join()
+
+    assert ran == [1] or not ran[0].valid()
 
 
 def test_claim_that_names_no_row_cannot_be_cancelled():
