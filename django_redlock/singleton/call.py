@@ -455,7 +455,8 @@ def store(call: Call) -> Steps[Verdict]:
 def _claim_for_row(call: Call) -> Steps[tuple[Holder, Result] | None]:
     """Claim the slot; return the holder and its row if the slot is taken."""
     holder, row = yield from _claim_or_find(call)
-    if holder and holder.state is SlotState.QUEUED and holder.task_id and _is_row_over(call, row):
+    waits = holder and holder.state is SlotState.QUEUED and holder.task_id
+    if holder and waits and (yield from _is_row_over(call, holder, row)):
         (seen,) = yield Look((call.ticket.waiting,))
         holder, row = yield from _claim_or_find(call, seen.secret if seen.holder.waits_as(holder.task_id) else "")
     if holder and holder.state is SlotState.CLAIMED:
@@ -484,10 +485,16 @@ def _claim_or_own(call: Call, holder: Holder, row: Result) -> Steps[tuple[Holder
     return replace(holder, task_id=task_id, state=SlotState.QUEUED), stored
 
 
-def _is_row_over(call: Call, row: Result) -> bool:
+def _is_row_over(call: Call, holder: Holder, row: Result) -> Steps[bool]:
     """Return whether a slot waits for a row that is gone, or that has left the queue without the slot."""
-    left = call.ticket.scope in (WAITING, BOTH) and row.state is ResultState.UNDERWAY
-    return row.state is ResultState.GONE or row.state.final or left
+    if row.state is not ResultState.UNDERWAY:
+        return row.state is ResultState.GONE or row.state.final
+    if call.ticket.scope != BOTH:
+        return call.ticket.scope == WAITING
+    # It still waits, in its worker, if a process shows that it has the row, and others have the slot of its run.
+    ticket = replace(call.ticket, task_id=str(holder.task_id))
+    alive, *runs = yield Look((ticket.alive, *ticket.runs))
+    return alive.free or any(run.free or run.holder.task_id == ticket.task_id for run in runs)
 
 
 def _answer_with_row(call: Call, holder: Holder, row: Result) -> Verdict:

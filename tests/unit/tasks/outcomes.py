@@ -36,10 +36,11 @@ class Call(Situation):
 
     Args:
         options: The options of its task, whose key is the shop.
-        holder: Who has the slot: ``nobody``; ``waiting`` (a row); ``running``; ``held`` (a run that is over); ``no
-            task``; ``gone`` (a row that was purged); ``finished`` (a row that ran while the nodes were away);
-            ``cancelled``; ``this transaction`` or ``another transaction``, which has stored a row and is still open;
-            ``a long transaction`` (the same, for more than ten seconds); ``rolled back`` by this thread or another.
+        holder: Who has the slot: ``nobody``; ``waiting`` (a row); ``waiting in its worker``; ``running``; ``held`` (a
+            run that is over); ``no task``; ``gone`` (a row that was purged); ``finished`` (a row that ran while the
+            nodes were away); ``cancelled``; ``this transaction`` or ``another transaction``, which has stored a row and
+            is still open; ``a long transaction`` (the same, for more than ten seconds); ``rolled back`` by this thread
+            or another.
         nodes: ``up`` or ``down``.
         since: The argument that is not part of the key.
         answer: What the caller gets: ``stored`` (a row of its own), ``joins``, ``skipped``, or the name of an error.
@@ -112,6 +113,7 @@ TABLE: dict[tuple[str, str], dict[str, list[Any]]] = {
             *calls(options=[QUEUED, BOTH], holder="waiting", answer="joins", reason="queued"),
             *calls(options=QUEUED, holder="running", has_slot=True, rows="first second"),
             *calls(options=BOTH, holder="running", rows="first second"),
+            *calls(options=BOTH, holder="waiting in its worker", answer="joins", reason="queued"),
             *calls(options=SERIAL, holder="waiting", rows="first second"),
             *calls(holder="no task", answer="skipped", reason="held", rows=""),
         ],

@@ -112,6 +112,11 @@ def with_holder(stage: Stage, then: Callable[[], Any]) -> None:
             case "running":
                 stage.meanwhile = then
                 return stage.run(first)
+            case "waiting in its worker":
+                lease = stage.simulation.rival().lock(stage.name, ttl=60, wait=0).acquire()
+                stage.simulation.after(5.0, then)
+                stage.simulation.after(20.0, lease.release)
+                return stage.run(first)
             case "held":
                 stage.run(first)
             case "finished":
