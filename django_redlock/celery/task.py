@@ -376,8 +376,13 @@ class SingletonTask(BaseTask[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
         request = self.request
-        if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run
-            return super().__call__(*args, **kwargs)
+        if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run, and has no slot itself
+            stack: Any = self
+            stack.push_request(**{EXECUTION: None})
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                stack.pop_request()
         if _switched_off:
             self._store_started()
             return super().__call__(*args, **kwargs)

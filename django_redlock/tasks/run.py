@@ -12,7 +12,7 @@ wait for each other.
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from importlib import import_module
@@ -43,6 +43,7 @@ from ..singleton.ticket import Ticket
 
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
 _current: ContextVar["RowRun | None"] = ContextVar("django_redlock_run", default=None)
+_outside: ContextVar["RowRun | None"] = ContextVar("django_redlock_outside", default=None)  # of a direct call
 _ended: ContextVar["RowRun | None"] = ContextVar("django_redlock_ended", default=None)
 
 
@@ -97,7 +98,8 @@ class SingleFunction:
         def run_in_slot(*args: Any, **kwargs: Any) -> Any:
             run = self._run_of(args, kwargs)
             if run is None:
-                return body(*args, **kwargs)
+                with direct_call(self):
+                    return body(*args, **kwargs)
             token = _current.set(run)
             try:
                 run.begin()
@@ -110,7 +112,8 @@ class SingleFunction:
         async def arun_in_slot(*args: Any, **kwargs: Any) -> Any:
             run = self._run_of(args, kwargs)
             if run is None:
-                return await body(*args, **kwargs)
+                with direct_call(self):
+                    return await body(*args, **kwargs)
             token = _current.set(run)
             try:
                 await in_own_thread(run.begin)
@@ -172,9 +175,19 @@ def under_way() -> Iterator["RowRun"]:
 
 
 def running(function: SingleFunction) -> "RowRun | None":
-    """Return the run of *function* that is under way in this thread or coroutine."""
+    """Return the run of *function* that is under way in this thread or coroutine; None in a direct call within it."""
     run = _current.get()
-    return run if run and run.function is function else None
+    return run if run and run.function is function and run is not _outside.get() else None
+
+
+@contextmanager
+def direct_call(function: SingleFunction) -> Iterator[None]:
+    """Mark the direct call of a function: it has no slot, so not that of a run around it, whose key may be another."""
+    token = _outside.set(running(function) or _outside.get())
+    try:
+        yield
+    finally:
+        _outside.reset(token)
 
 
 class RowRun(Nodes, Chore):

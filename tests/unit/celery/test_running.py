@@ -12,12 +12,12 @@ from .slots import NAME, names, set_down, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
-    """A direct call, also of the running task by itself, runs at once and without a lock."""
+    """A direct call, also of the running task by itself, runs at once and without a lock or a lease."""
     seen = []
 
     def body(self, shop_id):
         self.singleton.check()  # a direct call has no slot to lose
-        seen.append((shop_id, taken(f"task:shop.sync:shop_id={shop_id}")))
+        seen.append((shop_id, taken(f"task:shop.sync:shop_id={shop_id}"), self.singleton.lease is not None))
         if len(seen) == 2:
             self(7)
             self(8)
@@ -27,7 +27,7 @@ def test_direct_call_touches_no_lock(make, worker):
     task.delay(7)
 
     assert worker.run() == "SUCCESS"
-    assert seen == [(9, False), (7, True), (7, True), (8, False)]
+    assert seen == [(9, False, False), (7, True, True), (7, True, False), (8, False, False)]
 
 
 def test_direct_calls_can_be_locked(make, worker):

@@ -48,7 +48,12 @@ if django.VERSION >= (6, 0):
     @singleton_task(takes_context=True)
     def nested(context, depth):
         inner = nested.call(context, depth - 1) if depth else []
-        return [nested.singleton.is_locked(depth), *inner]
+        return [[nested.singleton.is_locked(depth), nested.singleton.remaining > 0], *inner]
+
+    @singleton_task
+    async def anested(depth):
+        inner = await anested.acall(depth - 1) if depth else []
+        return [anested.singleton.remaining > 0, *inner]
 
     @singleton_task
     async def later(day):

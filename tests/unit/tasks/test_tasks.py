@@ -266,12 +266,14 @@ def test_slot_lasts_until_the_delayed_row_has_begun(monkeypatch):
 
 
 def test_run_knows_its_slot():
-    """A coroutine and a task with Django's context have it, and may give it up; a direct call has none."""
+    """A coroutine and a task with Django's context have it, and may give it up; a direct call in a run has none."""
     assert jobs.later.enqueue(1).return_value == [1, True]
     assert not jobs.later.singleton.is_locked(1)
     assert jobs.attempt.enqueue(1).return_value == [1, 1, ["released", "released"], True]
     assert not jobs.attempt.singleton.is_locked(1)
-    assert jobs.nested.enqueue(2).return_value == [True, False, False]  # which calls itself with its context
+    # These call themselves, the first one with its context.
+    assert jobs.nested.enqueue(2).return_value == [[True, True], [False, False], [False, False]]
+    assert jobs.anested.enqueue(2).return_value == [True, False, False]
     with lock("task:tests.unit.tasks.jobs.report:day=1"):
         assert (jobs.report.call(1), jobs.report.func(2)) == (1, 2)
     assert asyncio.run(jobs.later.acall(1)) == [1, False]
