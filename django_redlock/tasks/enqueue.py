@@ -117,12 +117,14 @@ class StoredRow(NamedTuple):
     Args:
         secret: The secret of the slot.
         task_id: The row's id.
+        backend: The alias of its backend.
         until: When the claim lapses, on the steady clock.
         ends: When the slot that names the row will end.
     """
 
     secret: str
     task_id: str
+    backend: str
     until: float
     ends: float
 
@@ -222,28 +224,14 @@ class Enqueuing(Nodes):
     def _name_slot(self, ticket: Ticket, claim: Claimed, result: Any) -> None:
         """Have the slot name the row, after the commit of the transactions that it may be part of."""
         place, now, ttl = (ticket.using, ticket.waiting), self.manager.runtime.clock(), self.decided.ttl
-        stored = StoredRow(ticket.secret, str(result.id), now + CLAIM, now + ttl)
+        stored = StoredRow(ticket.secret, str(result.id), self.task.backend, now + CLAIM, now + ttl)
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now} | {place: stored}
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
         after_commit(partial(self.confirm, named, ttl), getattr(result, "db_result", None))
 
     def result_of(self, question: ask.ResultOf) -> Result:
         """Return the state of a row, from whichever backend has it."""
-        silent = False
-        for alias in dict.fromkeys((self.task.backend, *task_backends)):
-            try:
-                row = stored_row(task_backends[alias], question.task_id)
-            except no_row():
-                continue
-            except NotImplementedError:
-                silent = silent or alias == self.task.backend
-                continue
-            if row.is_finished:
-                failed = row.status == TaskResultStatus.FAILED
-                return Result(ResultState.FAILURE if failed else ResultState.SUCCESS, row)
-            ready = row.status == TaskResultStatus.READY
-            return Result(ResultState.WAITS if ready else ResultState.UNDERWAY, row)
-        return Result(ResultState.UNKNOWN if silent else ResultState.GONE)
+        return find_row(question.task_id, self.task.backend)
 
     def stored_here(self, question: ask.StoredHere) -> str:
         """Return the id of the row that this thread has stored, and that its slot may not name yet."""
@@ -260,6 +248,30 @@ class Enqueuing(Nodes):
         return TaskResult(
             task=self.task, args=list(self.args), kwargs=dict(self.kwargs), backend=self.task.backend, **about
         )
+
+
+def find_row(task_id: str, backend: str = "") -> Result:
+    """
+    Return the state of a row, from whichever backend has it.
+
+    If none has it, it is gone, unless *backend*, the alias of the one that should have it, cannot tell; if that is not
+    given, unless any cannot.
+    """
+    silent = False
+    for alias in dict.fromkeys((*filter(None, (backend,)), *task_backends)):
+        try:
+            row = stored_row(task_backends[alias], task_id)
+        except no_row():
+            continue
+        except NotImplementedError:
+            silent = silent or backend in ("", alias)
+            continue
+        if row.is_finished:
+            failed = row.status == TaskResultStatus.FAILED
+            return Result(ResultState.FAILURE if failed else ResultState.SUCCESS, row)
+        ready = row.status == TaskResultStatus.READY
+        return Result(ResultState.WAITS if ready else ResultState.UNDERWAY, row)
+    return Result(ResultState.UNKNOWN if silent else ResultState.GONE)
 
 
 def stored_row(backend: Any, task_id: str) -> Any:

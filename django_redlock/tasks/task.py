@@ -22,9 +22,10 @@ from ..singleton.arrival import cancel
 from ..singleton.declaring import check_function, check_others
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, CallKey, OnUnavailable, Scope, SingletonOptions
+from ..singleton.questions import Free, ResultState
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket
-from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, stored_here
+from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, find_row, stored_here
 from .run import SingleFunction, follow, running
 
 P = ParamSpec("P")
@@ -260,6 +261,9 @@ class Singleton(Slots[P]):
 
     def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
         stored, left = stored_here(ticket.using, name, seen.secret), seen.left
+        if find_row(ticket.task_id, stored.backend if stored else "").state is ResultState.GONE:
+            self._nodes.free(Free(name, seen.secret))  # it was rolled back, or deleted
+            return False
         if stored:  # the slot may still be the claim, which lapses soon
             left = max(left, stored.ends - locks[ticket.using].runtime.clock())
         return self._nodes.run(cancel(ticket, name, seen, left))

@@ -147,6 +147,18 @@ def test_cancelled_row_does_not_run():
     assert find_lock(f"cancelled:{within.id}").remaining > 89 * 86400  # when it would begin, that is still known
 
 
+@pytest.mark.django_db(transaction=True)
+def test_cancelling_a_row_that_is_gone():
+    """If its transaction was rolled back, or if it was deleted, no row waits: its slot is free at once."""
+    with suppress(InterruptedError), transaction.atomic():
+        jobs.keep.enqueue(7)
+        rows().clear()
+        raise InterruptedError
+
+    assert jobs.keep.singleton.cancel(7) is None
+    assert not jobs.keep.singleton.is_locked(7)
+
+
 def test_cancelling_a_row_too_late(monkeypatch):
     """A worker is quicker: ``cancel()`` says that no row waits, and withdraws its note."""
     result, cancel = settled(jobs.keep.enqueue(7)), Singleton._cancel
