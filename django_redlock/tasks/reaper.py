@@ -143,7 +143,7 @@ class Reaper:
             if same is None:
                 return "left alone: it has ended meanwhile"
             same.set_failed(WorkerDied(f"The worker {printable(worker_of(row))} died while it ran this task."))
-        task_finished.send(sender=type(row.task.get_backend()), task_result=same.task_result)
+        task_finished.send_robust(sender=type(row.task.get_backend()), task_result=same.task_result)
         return "failed"
 
     def _same(self, row: Any) -> Any:
