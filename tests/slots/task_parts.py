@@ -460,9 +460,13 @@ def work(
             continue
         world.note(f"gets {row.id}")
         machine.busy = True
-        run_row(machine, row)
+        stopped = False
+        try:
+            run_row(machine, row)
+        except SystemExit:  # after the outcome was written
+            stopped = True
         machine.busy = False
-        if row.error == "SystemExit" and row.worker_ids[-1] == machine.name:
+        if stopped or (row.error == "SystemExit" and row.worker_ids[-1] == machine.name):
             employ()
             return
 
