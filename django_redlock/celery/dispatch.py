@@ -79,10 +79,13 @@ class SingletonResult(BaseResult[R]):
     accepted: bool = True
     """Whether this call sent a message."""
 
+    has_own_id: bool = False
+    """Whether the caller has chosen the id, so that no other result has the same one."""
+
     @property
     def supports_native_join(self) -> bool:
-        """False: Celery's native join finds results by their ids, and a joined one has the id of another."""
-        return False
+        """Whether Celery may join several results by their ids: a joined one has the id of another."""
+        return self.has_own_id and bool(super().supports_native_join)
 
     def get(self, *args: Any, **options: Any) -> R:
         """
@@ -188,7 +191,9 @@ class Sender(Nodes):
         quiet = bool((options.get("headers") or {}).get("celery_beat_task")) or threading.get_ident() == _beat
         call = Call(task.name, ticket, self.rules, self.ttl, linked, quiet, not task.ignore_result, time())
         if owned:
-            return self.answered(call, self.run(send_owned(call, task.singleton_run, options.get("retries") or 0)))
+            answer = self.answered(call, self.run(send_owned(call, task.singleton_run, options.get("retries") or 0)))
+            answer.has_own_id = True
+            return answer
         return self.answered(call, self.run(send(call)))
 
     def send(self, question: ask.Send) -> SingletonResult[Any]:

@@ -14,7 +14,7 @@ from ..singleton.pending import discard_seen
 from ..singleton.slot import Holder, Seen, SlotState
 from ..singleton.ticket import RUNNING, Ticket
 from .dispatch import store_revoked
-from .worker import end_run
+from .worker import DIRECT, end_run
 
 ANSWERS = {
     "join": "send nothing, and return the result of task {id}",
@@ -45,12 +45,15 @@ class Singleton(Slots[P]):
 
     # In the body
 
+    def _own_run(self) -> Any:
+        return None if getattr(self._task.request, DIRECT, False) else self._task.singleton_run
+
     def _own_lease(self) -> Lease | None:
-        run = self._task.singleton_run
+        run = self._own_run()
         return cast("Lease | None", run.slot) if run and not run.over else None
 
     def _given_up(self) -> str:
-        run = self._task.singleton_run
+        run = self._own_run()
         if not run or not run.slot:
             return ""
         end_run(self._task, run)

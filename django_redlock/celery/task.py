@@ -51,7 +51,17 @@ from ..singleton.slot import DuplicateTask
 from ..singleton.ticket import Ticket
 from .dispatch import R, Sender, SingletonResult, answer_of, mixed_result
 from .handle import Singleton
-from .worker import EXECUTION, EagerlySkipped, arrival, end_run, is_stop, result_ignored, ticket_of, under_direct_call
+from .worker import (
+    DIRECT,
+    EXECUTION,
+    EagerlySkipped,
+    arrival,
+    end_run,
+    is_stop,
+    result_ignored,
+    ticket_of,
+    under_direct_call,
+)
 
 # Options of Celery's decorator that are not attributes of its task class.
 CELERY_ONLY = {
@@ -378,7 +388,7 @@ class SingletonTask(BaseTask[P, R]):
         request = self.request
         if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run, and has no slot itself
             stack: Any = self
-            stack.push_request(**{EXECUTION: None})
+            stack.push_request(**{DIRECT: True})
             try:
                 return super().__call__(*args, **kwargs)
             finally:

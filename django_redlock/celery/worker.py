@@ -39,6 +39,7 @@ from .dispatch import CONTENT_HEADER, HEADER, RECEIVED_HEADER, RESULTS, RUN_HEAD
 from .signals import LOST, OVERLAP, STOLEN, report, report_holder
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
+DIRECT = "django_redlock_direct"  # whether a run has called its task directly, so that the call has no slot itself
 
 log = logging.getLogger("django_redlock")
 

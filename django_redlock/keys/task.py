@@ -178,10 +178,18 @@ def signature_of(body: Callable[..., Any], *, bound: bool = False) -> Signature:
     If a decorator around the body declares parameters of its own, these count. Most decorators take anything and pass
     it on, so then the parameters of the body count. A decorator that changes the arguments, for example by adding one,
     must declare that: by parameters or by ``__signature__``.
+
+    Raises:
+        TypeError: The framework could not put its argument first.
     """
     if bound:
         body = MethodType(body, body)
-    own = signature(body, follow_wrapped=False)
+    try:
+        own = signature(body, follow_wrapped=False)
+    except ValueError:
+        if not bound:
+            raise
+        raise TypeError("The task needs a first parameter, for the argument that bind or takes_context adds.") from None
     anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
     inner = getattr(body, "__wrapped__", None)
     if not anything or inner is None:

@@ -132,10 +132,13 @@ class Reaper:
         slot = replace(ticket, secret=fresh_secret())
         nodes = Nodes(slot.using, function.name)
         nodes.run(requeue(slot, function.singleton_options))
-        if self._same(row).update(status=TaskResultStatus.READY, started_at=None):
-            return "put back"
-        nodes.free(Free(slot.waiting, slot.secret))
-        return "left alone: it has ended meanwhile"
+        is_back = False
+        try:
+            is_back = bool(self._same(row).update(status=TaskResultStatus.READY, started_at=None))
+        finally:
+            if not is_back:
+                nodes.free(Free(slot.waiting, slot.secret))
+        return "put back" if is_back else "left alone: it has ended meanwhile"
 
     def _failed(self, row: Any) -> str:
         with transaction.atomic(using=row._state.db):

@@ -18,6 +18,7 @@ from functools import partial, wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
+from threading import Thread
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -32,7 +33,7 @@ from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import lock
 from ..keys.task import TaskKey, signature_of
-from ..runtime.threads import start
+from ..runtime.threads import start_made
 from ..singleton import questions as ask
 from ..singleton.arrival import Fail, Revoke, Run, TaskRow, occupy
 from ..singleton.declaring import worked
@@ -120,7 +121,7 @@ class SingleFunction:
                 return worked(body, await body(*args, **kwargs))
             finally:
                 _current.reset(token)
-                await in_own_thread(run.end)
+                await in_own_thread(run.end, daemon=False)  # it takes a moment, for which a process that ends can wait
 
         return arun_in_slot if iscoroutinefunction(body) else run_in_slot
 
@@ -137,9 +138,9 @@ class SingleFunction:
         return RowRun(self, row, args, kwargs)
 
 
-async def in_own_thread(function: Callable[[], None]) -> None:
+async def in_own_thread(function: Callable[[], None], *, daemon: bool = True) -> None:
     """Call a function in a thread that nothing else needs; it runs to its end, even if the caller is cancelled."""
-    executor: Any = OwnThreads()
+    executor: Any = OwnThreads(daemon)
     await sync_to_async(function, thread_sensitive=False, executor=executor)()
 
 
@@ -149,7 +150,13 @@ class OwnThreads(Executor):
 
     The threads that an event loop lends are few. If runs that wait for a slot had them all, the run that has the slot
     could not free it. And a call that waits for such a thread is dropped if its caller is cancelled.
+
+    Args:
+        daemon: Whether the process may end before the call does.
     """
+
+    def __init__(self, daemon: bool) -> None:
+        self._daemon = daemon
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Call *fn* in a thread of its own; nobody can cancel that."""
@@ -162,7 +169,7 @@ class OwnThreads(Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        start(call, "django_redlock task")
+        start_made(Thread(target=call, name="django_redlock task", daemon=self._daemon))
         return future
 
 

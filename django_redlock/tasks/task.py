@@ -261,10 +261,11 @@ class Singleton(Slots[P]):
 
     def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
         stored, left = stored_here(ticket.using, name, seen.secret), seen.left
-        if find_row(ticket.task_id, stored.backend if stored else "").state is ResultState.GONE:
-            self._nodes.free(Free(name, seen.secret))  # it was rolled back, or deleted
-            return False
-        if stored:  # the slot may still be the claim, which lapses soon
+        if stored:
+            if find_row(ticket.task_id, stored.backend).state is ResultState.GONE:  # its transaction was rolled back
+                self._nodes.free(Free(name, seen.secret))
+                return False
+            # The slot may still be the claim, which lapses soon.
             left = max(left, stored.ends - locks[ticket.using].runtime.clock())
         return self._nodes.run(cancel(ticket, name, seen, left))
 

@@ -30,6 +30,24 @@ def test_direct_call_touches_no_lock(make, worker):
     assert seen == [(9, False, False), (7, True, True), (7, True, False), (8, False, False)]
 
 
+def test_body_that_calls_itself_is_one_run(make, worker):
+    """However deep the calls are, they are part of the run, which a retry in any of them continues."""
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(shop_id)
+        if shop_id:
+            self(shop_id - 1)
+        elif len(seen) == 4:
+            self.retry(countdown=100)
+
+    task = make(body)
+    task.delay(3)
+
+    assert (worker.run(), seen) == ("RETRY", [3, 2, 1, 0])
+    assert task.delay(3).duplicate
+
+
 def test_direct_calls_can_be_locked(make, worker):
     """With ``lock_direct_calls`` a direct call takes the slot, knows when it is lost, and is refused during a run."""
     seen = []
