@@ -22,7 +22,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import BadRequest
 from django.db import connections
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -506,11 +506,14 @@ class Guard:
             log_loss_with(lease, self._log_loss)
         try:
             with noted(lease, users), reads_pinned(connections):
-                response = await view(request, *args, **kwargs)
-                self._refuse_work_left(response)
-                self.ensure(lease)
+                try:
+                    response = await view(request, *args, **kwargs)
+                    self._refuse_work_left(response)
+                    self.ensure(lease)
+                except BaseException:
+                    await end_of_thread_work()  # which may call a view under the same lease
+                    raise
         except BaseException:
-            await end_of_thread_work()
             note_late_loss(lease, await arelease_at_end(lease))
             raise
         if keep_while_streaming(response, lease):
@@ -629,7 +632,7 @@ def noted(lease: Lease, users: list[Lease]) -> Iterator[None]:
     try:
         yield
     finally:
-        users.pop()
+        users.remove(lease)
 
 
 def ensure_all(request: Any) -> None:
@@ -650,7 +653,7 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
 
     That is when its iterator ends or raises, or when the server closes the response, as servers do even if the client
     has gone away, but under ASGI not if the iterator raises. If a middleware drops the response and returns another,
-    the lease is dropped as well.
+    the lease is dropped as well, and the lock is free within a second.
     """
     if not getattr(response, "streaming", False):
         return False
@@ -674,13 +677,20 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
         finally:
             await sync_to_async(release)()
 
+    wrapped, file = auntil_end if response.is_async else until_end, getattr(response, "file_to_stream", None)
+    response._resource_closers.append(release)
+    if getattr(type(response), "streaming_content", None) is not StreamingHttpResponse.streaming_content:
+        response.streaming_content = wrapped(response.streaming_content)  # a class of its own, whose parts come thence
+        if file is not None:
+            response.file_to_stream = file
+        return True
     # Neither streaming_content nor the iterator of a file, which refer to the response: if it were dropped, only the
     # garbage collector would find out. And to set streaming_content would keep the server from sending a file itself.
     parts, usual = response._iterator, vars(FileResponse)["_set_streaming_content"]
-    if getattr(type(response), usual.__name__, None) is usual and response.file_to_stream is not None:
-        parts = iter(partial(response.file_to_stream.read, response.block_size), b"")
-    response._iterator = (auntil_end if response.is_async else until_end)(parts)
-    response._resource_closers.append(release)
+    another = inspect.isgenerator(parts)  # that of another lock, which has to end as well
+    if getattr(type(response), usual.__name__, None) is usual and file is not None and not another:
+        parts = iter(partial(file.read, response.block_size), b"")
+    response._iterator = wrapped(parts)
     return True
 
 
@@ -694,14 +704,20 @@ async def end_of_thread_work() -> None:
     Wait for what a request that was cancelled, or has failed, has left in its thread, even if cancelled meanwhile.
 
     A cancellation ends only the wait for a thread. The request's thread does one thing at a time, so this is the last.
+
+    Raises:
+        CancelledError: At the end, if cancelled meanwhile.
     """
+    cancelled: asyncio.CancelledError | None = None
     while True:
         try:
             with suppress(RuntimeError):  # the thread has ended
                 await sync_to_async(lambda: None)()
-            return
-        except asyncio.CancelledError:
-            continue
+            break
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled
 
 
 def response_to(

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import wraps
+from inspect import isawaitable, iscoroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 from weakref import WeakSet
@@ -394,7 +395,9 @@ def _awaited(lock: Lock, function: Callable[..., Any]) -> Callable[..., Any]:
         if block is None:
             return None
         async with block:
-            return _done(lock, function, await function(*args, **kwargs))
+            result = await function(*args, **kwargs)
+            # Its work is done: a task or a client that can be awaited may be what it was called for.
+            return result if isawaitable(result) and not iscoroutine(result) else _done(lock, function, result)
 
     return alocked
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial, wraps
 from inspect import isawaitable
+from io import BytesIO
 from itertools import product
 from types import SimpleNamespace
 from uuid import UUID
@@ -18,6 +19,7 @@ from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db import connections
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.test import Client, RequestFactory
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -277,17 +279,22 @@ async def test_cancelled_request_releases():
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError])
 async def test_work_that_goes_on_in_a_thread_keeps_the_lock(error):
-    """A cancellation, or a timeout of the view, ends no thread: the lock waits for it, also when cancelled again."""
-    entered, over, cancelled = threading.Event(), threading.Event(), asyncio.Event()
+    """
+    A cancellation, or a timeout of the view, ends no thread: the lock waits for it, also when cancelled again.
 
-    def work():
+    Until then it is that of the request, so the thread may call a view with the same key.
+    """
+    entered, over, cancelled, answers = threading.Event(), threading.Event(), asyncio.Event(), []
+
+    def work(request):
         entered.set()
         over.wait(PATIENCE)
+        answers.append(locked_view("order")(lambda request: "paid")(request))
 
     @locked_view("order")
     async def view(request):
         try:
-            await sync_to_async(work)()
+            await sync_to_async(work)(request)
         except asyncio.CancelledError:
             cancelled.set()
             raise error from None
@@ -305,9 +312,10 @@ async def test_work_that_goes_on_in_a_thread_keeps_the_lock(error):
         assert not is_free("view:order")
         task.cancel()
     over.set()
-    with pytest.raises(error):
+    with pytest.raises(asyncio.CancelledError):  # the last one
         await task
 
+    assert answers == ["paid"]
     assert is_free("view:order")
 
 
@@ -520,6 +528,49 @@ def test_async_stream_that_a_blocking_server_reads_releases(client):
     with pytest.warns(Warning, match="must consume asynchronous iterators"):
         assert list(response) == [b"one", b"two"]
     assert is_free(NAME)
+
+
+class OwnStream(HttpResponseBase):
+    """A streaming response that is none of Django's."""
+
+    streaming, is_async = True, False
+
+    def __init__(self, parts):
+        super().__init__()
+        self.streaming_content = parts
+
+    def __iter__(self):
+        return iter(self.streaming_content)
+
+
+class OwnContent(StreamingHttpResponse):
+    """A streaming response with a content of its own."""
+
+    @property
+    def streaming_content(self):
+        return iter(self._parts)
+
+    @streaming_content.setter
+    def streaming_content(self, parts):
+        self._parts, self.is_async = parts, False
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("keys", [("order:7", "another"), ("order:7", "order:7")], ids=["two locks", "twice"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: FileResponse(BytesIO(b"one")), lambda: OwnStream([b"one"]), lambda: OwnContent([b"one"])],
+    ids=["file", "another class", "content of its own"],
+)
+def test_stream_of_any_class_frees_all_its_locks_when_it_was_read(make, keys):
+    """However many locked views it has passed, and however its class keeps its parts."""
+    view = locked_view(keys[0])(locked_view(keys[1])(lambda request: make()))
+    response = view(requests.post("/"))
+    assert not any(is_free(f"view:{key}") for key in keys)
+
+    assert list(response) == [b"one"]
+
+    assert all(is_free(f"view:{key}") for key in keys)
 
 
 @pytest.mark.django_db

@@ -272,6 +272,17 @@ async def test_function_that_returns_its_work_in_place_of_a_result_is_refused(ma
     assert held_by(manager, "{a}")
 
 
+async def test_coroutine_function_may_return_what_can_be_awaited(make: Manager):
+    """A future, for example, or a client: the function's own work is done."""
+    future = asyncio.get_running_loop().create_future()
+
+    @make().lock("a", wait=0)
+    async def begin() -> Any:
+        return future
+
+    assert await begin() is future
+
+
 def in_a_step_of_a_node(frame: Any) -> bool:
     """Return whether a node in memory carries out a request, which nothing in its thread may interrupt with another."""
     while frame and "node_state" not in frame.f_globals.get("__name__", ""):
