@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
-from django.db.models import F, Q
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
 from django.db.models.sql import UpdateQuery
 from django.utils.translation import gettext_lazy as _
 
@@ -125,6 +126,21 @@ if TYPE_CHECKING and not MYPY:
             """Return the manager with its model."""
 
 
+class _Column:
+    """
+    A column, as the new value of itself.
+
+    Of an expression, Django 6 asks the database for the result, or forgets the attribute if that cannot tell.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, tuple[()]]:
+        """Return the SQL."""
+        return connection.ops.quote_name(self._name), ()
+
+
 class _Fence(AnyField):
     """
     A column that only an update writes, and not ``save()``.
@@ -135,7 +151,7 @@ class _Fence(AnyField):
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """Return the value of a new row; of any other, the column itself."""
-        return super().pre_save(model_instance, add) if add else F(self.attname)
+        return super().pre_save(model_instance, add) if add else _Column(str(self.column))
 
     def deconstruct(self) -> Any:
         """Describe Django's own field."""

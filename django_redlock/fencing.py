@@ -481,7 +481,8 @@ def note_end(alias: str, ended: dict[str, DatabaseError], execute: Callable[...,
     try:
         return execute(*query)
     except DatabaseError as error:
-        if has_ended(connections[alias], error):
+        # Django's own error is about an earlier one, which says why, and no query can be sent after it.
+        if not isinstance(error, TransactionManagementError) and has_ended(connections[alias], error):
             transaction.set_rollback(True, using=alias)
             ended[alias] = error
         raise

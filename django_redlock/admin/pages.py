@@ -302,4 +302,5 @@ def obstacle(lock: LockReport, action: str) -> ActionResult | None:
         return ActionResult.SHARED
     if lock.owner is None:
         return ActionResult.FOREIGN
-    return ActionResult.UNRENEWED if lock.kept_until or not lock.process else None
+    extended = lock.process or lock.owner.extensions  # perhaps by hand
+    return ActionResult.UNRENEWED if lock.kept_until or not extended else None

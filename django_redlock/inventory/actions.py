@@ -116,7 +116,8 @@ def ask_to_stop(
         return ActionResult.SHARED
     if not vote.owners:
         return ActionResult.FOREIGN
-    if is_kept(vote.about) or not lease_of(vote.about)[1]:
+    extended = lease_of(vote.about)[1] or any(owner.extensions for owner in vote.owners)  # perhaps by hand
+    if is_kept(vote.about) or not extended:
         return ActionResult.UNRENEWED
     round = tell_nodes(manager, Release((), vote.secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if is_quorum(round.count(Kind.GONE), manager.rules.needed) else ActionResult.UNKNOWN

@@ -586,6 +586,14 @@ def test_nobody_is_asked_to_stop_who_would_not_learn_of_it(five, operator, how):
     assert out.endswith("orders:7: nobody renews it; its holder cannot be asked.\norders:7: released.\n")
 
 
+def test_holder_that_extends_its_lock_by_hand_is_asked_to_stop(five, operator):
+    """Nothing renews the lock, but its next extend() learns of the request."""
+    key = put("orders:7", extensions=1)
+
+    assert 'name="confirmed"' in act(operator, "stop", key, confirmed=False).content.decode()
+    assert ask_to_stop("orders:7", key.partition("/")[0]) == "asked"
+
+
 @pytest.mark.parametrize("text", ["theirs", "c" * 32])
 def test_another_program_is_not_asked_to_stop(five, operator, text):
     """Another program would not learn of a request to stop, so the confirmation does not offer it."""

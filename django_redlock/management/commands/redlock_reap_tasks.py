@@ -42,18 +42,20 @@ class Command(BaseCommand):
             reaper = Reaper(backend, fail=fail, act=not dry_run)
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=MISUSED) from None
+        missed = None
         try:
             for pause in (0, APART) if every is None else chain((0,), repeat(every)):
                 time.sleep(pause)
                 found, failed = self._look(reaper)
+                missed = missed or failed  # a row has to be seen twice
                 if failed and every is not None:
                     self.stderr.write(str(failed))
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
-        if failed:
-            code = NO_QUORUM if isinstance(failed, QuorumUnavailableError) else REFUSED
-            raise CommandError(str(failed), returncode=code) from None
+        if missed:
+            code = NO_QUORUM if isinstance(missed, QuorumUnavailableError) else REFUSED
+            raise CommandError(str(missed), returncode=code) from None
         if not found:
             self.stdout.write("No row of a dead worker.")
 

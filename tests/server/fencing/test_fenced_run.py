@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
+from django.utils import timezone
 
 from django_redlock import LockLostError, StaleTokenError, fenced, lock, locks
 from django_redlock.models import Fence
@@ -171,11 +172,44 @@ def test_block_that_the_database_has_ended_commits_nothing(counting, engine):
     block = fenced(lease_of("counter"), using=counting)
     with (
         ending(counting, engine) as fail,
-        pytest.raises(TransactionManagementError, match=r"rolled back .*claim is lost"),
+        pytest.raises(TransactionManagementError, match=r"rolled back .*claim is lost") as caught,
     ):
         block.run(work, fail)
 
+    assert re.search("refused|Deadlock", str(caught.value.__cause__))
     assert counter.read() == 0
+
+
+@pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
+def test_block_goes_on_after_a_lock_wait_timeout_as_any_transaction(counting, engine):
+    """As a rule, that ends the statement alone; after a write of Django's, no query follows, as in ``atomic()``."""
+    counter, has_row, over = CounterTable(counting), threading.Event(), threading.Event()
+    others = Fence.objects.using(counting).filter(key="other")
+    Fence.objects.using(counting).create(key="other", name="other", updated=timezone.now())
+
+    def rival() -> None:
+        with transaction.atomic(using=counting):
+            others.update(token=1)
+            has_row.set()
+            over.wait(60)
+        connections.close_all()
+
+    def work(wait: Callable[[], object]) -> None:
+        counter._execute("SET SESSION innodb_lock_wait_timeout = 1")
+        with suppress(OperationalError):
+            wait()
+        increment(counting)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(rival)
+        assert has_row.wait(60)
+        block = fenced(lease_of("counter"), using=counting)
+        block.run(work, lambda: list(others.select_for_update()))
+        with pytest.raises(TransactionManagementError, match="until the end of the 'atomic' block"):
+            block.run(work, lambda: others.update(token=2))
+        over.set()
+
+    assert counter.read() == 1
 
 
 def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):

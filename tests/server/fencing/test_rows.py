@@ -149,6 +149,7 @@ def test_instance_that_was_read_before_saves_no_older_fence(pallets):
     rows.fenced_update(late, weight=F("weight") + 1)
 
     read_before.save()
+    assert (read_before.get_deferred_fields(), read_before.fence_token) == (set(), 0)
     rows.bulk_update([read_before], ["weight"])
 
     with pytest.raises(StaleTokenError):

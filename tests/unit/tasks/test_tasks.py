@@ -455,6 +455,28 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
     assert "database is locked" in err.getvalue()
 
 
+@pytest.mark.server
+@pytest.mark.django_db
+@pytest.mark.parametrize("failing", [1, 2])
+def test_reaper_that_could_look_only_once_says_so(monkeypatch, failing):
+    """It knows the row of a dead worker only by two looks, so one that failed leaves it open whether there is one."""
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == failing:
+            raise OperationalError("database is locked")
+        return iter(())
+
+    monkeypatch.setattr(reaper, "Reaper", lambda *args, **options: SimpleNamespace(look=look))
+    monkeypatch.setattr(reaper, "APART", 0)
+
+    with pytest.raises(CommandError, match="database is locked") as caught:
+        call_command("redlock_reap_tasks")
+
+    assert (caught.value.returncode, len(looks)) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
