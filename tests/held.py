@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 
 from django_redlock import Lease, Lock, locks
-from django_redlock.core.names import HolderKind, Owner, encode, fingerprint, slug
+from django_redlock.core.names import HolderKind, Owner, counted, encode, fingerprint, slug
 from django_redlock.core.round import Round
 from django_redlock.engine.driver import Driver
 from django_redlock.engine.manager import owner_here
@@ -39,7 +39,8 @@ def nodes_in_memory(urls: Sequence[str] = FIVE, **options: Any) -> Iterator[list
 def value(secret: str = A, *, age: float = 1.0, **about: Any) -> str:
     """Return what a holder of that *age* would have written."""
     known = {"host": "web-1", "pid": 77, "kind": "task", "label": "shop.import", "ref": "id-1", "ttl": 30.0, **about}
-    return encode(secret, Owner(since=time.time() - age, **known))
+    written = encode(secret, Owner(since=time.time() - age, **known))
+    return counted(written, about["extensions"]) if "extensions" in about else written
 
 
 def put(
