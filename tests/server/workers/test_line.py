@@ -13,7 +13,7 @@ from tests.managers import wait_until
 from tests.services import children
 
 from .project import LEASE
-from .real import ON_BOTH, answer, consume, free, take_back, task
+from .real import ON_BOTH, answer, consume, free, stop_with_all_noted, take_back, task
 
 BURST = 8
 
@@ -25,6 +25,8 @@ def killed(worker, start, stages, broker):
     doomed = start("burst", concurrency=2)
     found = [task("one_by_one").apply_async((what, number), queue="burst") for number in range(BURST)]
     wait_until(lambda: len(stages(what).heard()) == 3)
+    if broker.startswith("redis"):
+        stop_with_all_noted(doomed.pid, "burst", found)
     for pid in (doomed.pid, *children(doomed.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
