@@ -39,7 +39,7 @@ SLOW = 2.0  # seconds for which a slow result backend makes everybody wait, on a
 PAST, FUTURE = "2000-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)  # two copies of a message are two messages
 class Message:
     """A message, and when it is due, in seconds of virtual time."""
 
@@ -379,8 +379,11 @@ def work(
         except (Dead, SystemExit) as error:
             broker.unacked.remove(message)
             broker.cut.setdefault(message.id, world.now)
-            if isinstance(error, SystemExit) and message.id in broker.visits:
-                broker.visits[message.id].append(Visit(machine.stopped, -GRACE))  # it gives up its place
+            if message.id in broker.visits:
+                # A worker that is stopped gives up the place of its message. One that is killed may have got the slot,
+                # one of several, without knowing that, and the place ends with it.
+                ends = machine.stopped if isinstance(error, SystemExit) else world.now
+                broker.visits[message.id].append(Visit(ends, -GRACE))
             if profile.late:
                 message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)
