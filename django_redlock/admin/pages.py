@@ -302,5 +302,5 @@ def obstacle(lock: LockReport, action: str) -> ActionResult | None:
         return ActionResult.SHARED
     if lock.owner is None:
         return ActionResult.FOREIGN
-    extended = lock.process or lock.owner.extensions  # perhaps by hand
+    extended = lock.process or lock.owner.extensions  # or its holder calls extend() itself
     return ActionResult.UNRENEWED if lock.kept_until or not extended else None

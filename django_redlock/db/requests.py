@@ -83,7 +83,7 @@ def class_of(view: Any) -> Any:
 
 
 def actions_of(view: Any) -> Mapping[str, str]:
-    """Return which method of a ViewSet handles each HTTP method, as ``as_view()`` was told; empty for other views."""
+    """Return which method of a ViewSet handles each HTTP method, as passed to ``as_view()``; empty for other views."""
     actions = getattr(view, "actions", None)
     return actions if class_of(view) is not None and isinstance(actions, Mapping) else {}
 

@@ -407,7 +407,7 @@ class Waiters(Generic[Event]):
         return is_quorum(len(self.listening), self._needed)
 
     def notifies(self, waiter: Waiter) -> bool:
-        """Return whether enough nodes can notify *waiter*: not one whose name is none of this process's."""
+        """Return whether enough nodes can notify *waiter*: they notify those whose names begin with this process."""
         return self.notified and waiter.name.startswith(f"{self.process}|")
 
     def __len__(self) -> int:

@@ -116,7 +116,8 @@ def ask_to_stop(
         return ActionResult.SHARED
     if not vote.owners:
         return ActionResult.FOREIGN
-    extended = lease_of(vote.about)[1] or any(owner.extensions for owner in vote.owners)  # perhaps by hand
+    # A holder that is not renewed may call extend() itself, and then learns of the request.
+    extended = lease_of(vote.about)[1] or any(owner.extensions for owner in vote.owners)
     if is_kept(vote.about) or not extended:
         return ActionResult.UNRENEWED
     round = tell_nodes(manager, Release((), vote.secret, manager.rules.guard, revoke=True))

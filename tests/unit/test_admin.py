@@ -571,7 +571,7 @@ def test_a_shared_lock_is_no_one_holders(five, operator):
 
 @pytest.mark.parametrize("how", [{}, {"process": "1f.ab", "state": "held"}])
 def test_nobody_is_asked_to_stop_who_would_not_learn_of_it(five, operator, how):
-    """A lock that nobody renews, or whose work is over, ends by itself; page and command say so and ask nobody."""
+    """A lock that nobody renews, or whose work is over, ends by itself; page and command say so and send no request."""
     key = put("orders:7", **how)
 
     page = act(operator, "stop", key, confirmed=False).content.decode()

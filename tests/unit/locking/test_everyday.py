@@ -417,7 +417,7 @@ def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("within", [True, False], ids=["in the transaction", "after it"])
 def test_reentrant_lock_is_entered_again_after_an_inner_block_for_the_commit(within: bool):
-    """What the end of the transaction gives back is the entry of that block alone."""
+    """The end of the transaction gives back the entry of that block alone."""
     again = lock("commit", reentrant=True, if_taken="skip")(lambda: "done")
     with redlock(in_transaction="allow"), lock("commit", reentrant=True, wait=0) as lease:
         with transaction.atomic():

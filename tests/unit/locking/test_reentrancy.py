@@ -254,7 +254,7 @@ async def work() -> None:
     ],
 )
 async def test_function_that_returns_its_work_in_place_of_a_result_is_refused(make: Manager, begun: Any, what: str):
-    """What a function only began would run when the lock is no longer held; it never runs."""
+    """Work that a function only begins would run when the lock is no longer held; it never runs."""
     manager = make()
 
     @manager.lock("a", wait=0)
