@@ -250,21 +250,20 @@ class Enqueuing(Nodes):
         )
 
 
-def find_row(task_id: str, backend: str = "") -> Result:
+def find_row(task_id: str, backend: str) -> Result:
     """
     Return the state of a row, from whichever backend has it.
 
-    If none has it, it is gone, unless *backend*, the alias of the one that should have it, cannot tell; if that is not
-    given, unless any cannot.
+    If none has it, it is gone, unless *backend*, the alias of the one that should have it, cannot tell.
     """
     silent = False
-    for alias in dict.fromkeys((*filter(None, (backend,)), *task_backends)):
+    for alias in dict.fromkeys((backend, *task_backends)):
         try:
             row = stored_row(task_backends[alias], task_id)
         except no_row():
             continue
         except NotImplementedError:
-            silent = silent or backend in ("", alias)
+            silent = silent or alias == backend
             continue
         if row.is_finished:
             failed = row.status == TaskResultStatus.FAILED
