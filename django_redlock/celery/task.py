@@ -385,22 +385,12 @@ class SingletonTask(BaseTask[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
-        request = self.request
-        if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run, and has no slot itself
-            stack: Any = self
-            stack.push_request(**{DIRECT: True})
-            try:
-                return super().__call__(*args, **kwargs)
-            finally:
-                stack.pop_request()
+        request, run = self.request, self.singleton_run
+        if run or request.called_directly:
+            return self._call_directly(run, args, kwargs)
         if _switched_off:
             self._store_started()
             return super().__call__(*args, **kwargs)
-        if request.called_directly:
-            if not self.singleton_options.lock_direct_calls:
-                return super().__call__(*args, **kwargs)
-            with under_direct_call(self, args, kwargs):
-                return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
         setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         carried = ticket_of(request)
         message = arrival(self, request, carried or self.singleton_ticket(str(request.id), args, kwargs), bool(carried))
@@ -419,6 +409,23 @@ class SingletonTask(BaseTask[P, R]):
             raise
         finally:
             message.run(end(run, stopped=is_stop(sys.exc_info()[1])))
+
+    def _call_directly(self, run: Execution | None, args: Any, kwargs: Any) -> R:
+        """Run the body for a caller that waits for it: other code, or the body of a run of this task."""
+        if self.singleton_options.lock_direct_calls and not _switched_off:
+            name = self.singleton_key.lock_name(args, kwargs)
+            around: Any = [getattr(request, EXECUTION, None) for request in self.request_stack.stack]
+            if not any(outer and outer.ticket.name == name and not outer.over for outer in around):
+                with under_direct_call(self, args, kwargs):
+                    return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
+        if not run:
+            return super().__call__(*args, **kwargs)
+        stack: Any = self
+        stack.push_request(**{DIRECT: True})  # otherwise this body would find the slot of the enclosing run
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            stack.pop_request()
 
     def on_replace(self, sig: Any) -> Any:
         """Free the slot first if the call is eager: what replaces it runs at once, inside this run."""

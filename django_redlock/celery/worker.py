@@ -272,7 +272,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     verdict = nodes.run(enter(message))
     if isinstance(verdict, Fail):
         raise verdict.error from None
-    task.push_request(**{EXECUTION: verdict.execution})
+    # In the body of a run, the request is that of its message, which this call can neither retry nor replace.
+    task.push_request(**{EXECUTION: verdict.execution, DIRECT: False, "called_directly": True})
     try:
         yield
     finally:

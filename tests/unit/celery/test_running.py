@@ -70,6 +70,25 @@ def test_direct_calls_can_be_locked(make, worker):
     assert task.singleton.lease is None
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["worker", "eager"])
+def test_body_that_calls_its_task_for_another_key_takes_the_slot_of_that_key(make, worker, eager):
+    """With ``lock_direct_calls`` two runs of one key never overlap; a call for its own key has the slot already."""
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((shop_id, taken(f"task:shop.sync:shop_id={shop_id}"), self.singleton.lease is not None))
+        if len(seen) < 4:
+            self([7, 8, 7][len(seen) - 1])
+        else:
+            with locks["default"].lock("task:shop.sync:shop_id=9"), pytest.raises(DuplicateTask):
+                self(9)
+
+    task = make(body, lock_direct_calls=True)
+    assert (task.apply((7,)).state if eager else (task.delay(7), worker.run())[1]) == "SUCCESS"
+    assert seen == [(7, True, True), (7, True, False), (8, True, True), (7, True, False)]
+    assert not any(taken(f"task:shop.sync:shop_id={shop_id}") for shop_id in (7, 8))
+
+
 def test_body_that_returns_its_work_fails(make, worker):
     """A generator would run when the slot is free, so the run fails; a call under the lock raises the error itself."""
     task = make(lambda self, shop_id: (pytest.fail("ran") for _ in "a"), lock_direct_calls=True)
