@@ -8,32 +8,52 @@ locks.
 
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
 from django.dispatch import Signal
 
-lock_acquired = Signal()
+
+class SyncSignal(Signal):
+    """A signal of plain functions: it is also sent in an event loop, where the sender cannot wait for a coroutine."""
+
+    def connect(self, receiver: Any, *args: Any, **options: Any) -> None:
+        """
+        Connect a receiver, as Django does.
+
+        Raises:
+            TypeError: The receiver is a coroutine function.
+        """
+        if iscoroutinefunction(receiver):
+            raise TypeError(
+                f"{receiver!r} is a coroutine function, and the signals of locks are also sent where nothing can wait "
+                "for it. Connect a plain function; in an event loop, it can start a task."
+            )
+        super().connect(receiver, *args, **options)
+
+
+lock_acquired = SyncSignal()
 """Sent when a lock was taken, with ``lease``."""
-lock_released = Signal()
+lock_released = SyncSignal()
 """
 Sent when a lock was given up, with ``lease`` and ``outcome``, the result of :meth:`.Lease.release`.
 
 If nobody waited for the release, the watchdog or the event loop sends the signal when the outcome is known.
 """
-lock_taken = Signal()
+lock_taken = SyncSignal()
 """Sent when a caller gave up, with ``name`` and ``error``, a LockTakenError or QuorumUnavailableError."""
-lock_extended = Signal()
+lock_extended = SyncSignal()
 """Sent when a lease was extended, with ``lease``."""
-lock_lost = Signal()
+lock_lost = SyncSignal()
 """Sent when a lease ended without a release, with ``lease`` and ``reason``."""
-lock_forced = Signal()
+lock_forced = SyncSignal()
 """Sent when an operator released a lock, with ``name`` and ``outcome``."""
-node_down = Signal()
+node_down = SyncSignal()
 """
 Sent when a node does not answer or cannot be used, for example because it is a replica; once until it can be used
 again.
 
 The signal carries ``node``, the node's display name, and ``reason``, such as ``refused``, ``timeout`` or ``WRONGPASS``.
 """
-node_up = Signal()
+node_up = SyncSignal()
 """Sent when a node answers again, with ``node``, the node's display name."""
 
 SIGNALS = {

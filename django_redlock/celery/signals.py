@@ -10,19 +10,18 @@ in place of underscores.
 import logging
 from typing import Any, NamedTuple
 
-from django.dispatch import Signal
-
 from ..exceptions import printable
+from ..signals import SyncSignal
 from ..singleton.slot import Holder
 from ..singleton.ticket import Ticket
 
-singleton_duplicate = Signal()
+singleton_duplicate = SyncSignal()
 """A call is a duplicate. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""
-singleton_overlap = Signal()
+singleton_overlap = SyncSignal()
 """A worker has a message whose slot another task has. Arguments: as above."""
-singleton_lost = Signal()
+singleton_lost = SyncSignal()
 """Sent when a run lost its slot, with ``task_id``, ``name``, ``lease`` and ``reason``."""
-singleton_stolen = Signal()
+singleton_stolen = SyncSignal()
 """Sent when a run lost its slot to another run or an operator, with the same arguments as ``singleton_lost``."""
 
 
@@ -38,7 +37,7 @@ class SlotEvent(NamedTuple):
     """
 
     name: str
-    signal: Signal
+    signal: SyncSignal
     level: int
     setting: str
 

@@ -14,9 +14,11 @@ from typing import Any
 from django.http import HttpRequest
 from django.views.debug import SafeExceptionReporterFilter
 
-# Up to the last @ before a blank: hiding the host of the next URL is better than showing part of a password.
-USER_INFO = re.compile(r"(?<=://)([^\s:/?#@]*):\S*@")
+WORD = re.compile(r"\S+")
+USER_INFO = re.compile(r"(?<=://)([^:/?#@]*):.*", re.DOTALL)  # in what stands before the last @ of a word
 PARAMETER = re.compile(r"(?<=[?&])([^\s=&?]+)=([^\s&#,]+)")
+DEPTH = 50  # collections in one another
+UNMASKED = "<not shown, because its passwords could not be masked>"
 
 
 class MaskingReporterFilter(SafeExceptionReporterFilter):
@@ -24,8 +26,9 @@ class MaskingReporterFilter(SafeExceptionReporterFilter):
     Mask passwords in URLs, in addition to what Django masks: in the setting ``REDLOCK`` and in the variables of frames.
 
     A variable may have a node's URL under any name, so every URL in the variables is masked, whatever it is for. The
-    filter looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is
-    shown. It masks even with ``DEBUG = True``. Other settings are shown as Django shows them.
+    filter looks into dicts, lists and tuples, and shows none that is inside more than 50 others. It does not look into
+    other objects: their ``repr()`` is shown. It masks even with ``DEBUG = True``. Other settings are shown as Django
+    shows them.
     """
 
     def cleanse_setting(self, key: str | int, value: Any) -> Any:
@@ -35,24 +38,40 @@ class MaskingReporterFilter(SafeExceptionReporterFilter):
 
     def get_traceback_frame_variables(self, request: HttpRequest | None, tb_frame: Any) -> ItemsView[str, Any]:
         """Return the variables of a frame, with the passwords of URLs masked in strings and in collections of them."""
-        variables = super().get_traceback_frame_variables(request, tb_frame)
         return {
-            name: self._masked(self.cleanse_setting("", value)) if type(value) in (str, dict, list, tuple) else value
-            for name, value in variables
+            name: self._shown(value) for name, value in super().get_traceback_frame_variables(request, tb_frame)
         }.items()
 
-    def _masked(self, value: Any) -> Any:
-        match value:
-            case str():
-                text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", value)
-                return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
-            case dict():
-                return {key: self._masked(each) for key, each in value.items()}
-            case list():
-                return [self._masked(each) for each in value]
-            case tuple():
-                return tuple(self._masked(each) for each in value)
-        return value
+    def _shown(self, value: Any) -> Any:
+        try:
+            return self._masked(value)
+        except Exception:  # which would hide the error that is reported
+            return UNMASKED
+
+    def _masked(self, value: Any, around: tuple[int, ...] = ()) -> Any:
+        """Return a value without passwords; *around* has the ids of the collections that contain it."""
+        kind = type(value)  # isinstance() would evaluate a lazy object
+        if issubclass(kind, str):
+            text = WORD.sub(self._masked_user_info, value)
+            return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
+        if not issubclass(kind, (dict, list, tuple)):
+            return value
+        if id(value) in around or len(around) == DEPTH:
+            return UNMASKED
+        around = (*around, id(value))
+        if issubclass(kind, dict):
+            return {self._masked(key): self._masked_item(key, each, around) for key, each in dict.items(value)}
+        masked = [self._masked(each, around) for each in value]
+        return masked if issubclass(kind, list) else tuple(masked)
+
+    def _masked_item(self, key: Any, value: Any, around: tuple[int, ...]) -> Any:
+        hidden = super().cleanse_setting(key, None) is not None
+        return self.cleansed_substitute if hidden else self._masked(value, around)
+
+    def _masked_user_info(self, word: re.Match[str]) -> str:
+        # Up to the last @ before a blank: hiding the host of the next URL is better than showing part of a password.
+        before, at, host = word[0].rpartition("@")
+        return USER_INFO.sub(rf"\1:{self.cleansed_substitute}", before) + at + host
 
     def _masked_parameter(self, found: re.Match[str]) -> str:
         secret = self.hidden_settings.search(found[1])

@@ -8,8 +8,10 @@ each, and the name may be personal data. The label of a name is therefore its *t
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from .. import signals
+from ..core.protocol import LOST
 from ..exceptions import LockTakenError
 
 LONGEST = 100  # characters
@@ -18,7 +20,7 @@ KINDS = frozenset({"task", "model", "row", "beat"})
 OF_REQUESTS = frozenset({"view", "command"})  # kinds whose keys may begin with a value that somebody sent
 WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # the part before the subject of the name
 PART = re.compile(r"[^\W_]+")
-CAMEL = re.compile(r"([A-Z]?[a-z]{2,})+N*")
+CAMEL = re.compile(r"[A-Z]?[a-z]{2,}(?:[A-Z][a-z]{2,})*N*")  # one way to match each word: linear time
 UNIQUE = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9a-f]{16,}|\d+", re.IGNORECASE)
 
 
@@ -95,6 +97,11 @@ def unlisten(uid: str) -> None:
     """Stop calling the listener with this *uid*."""
     for name, signal in signals.SIGNALS.items():
         signal.disconnect(dispatch_uid=f"django_redlock.{uid}.{name}")
+
+
+def end_of(lease: Any, outcome: str = "") -> str:
+    """Return how a hold ended: the *outcome* of its release, or the reason if the lock was lost before."""
+    return outcome if outcome and outcome not in LOST else str(lease.reason)
 
 
 def outcome_of(error: Exception) -> str:

@@ -391,7 +391,8 @@ class Lease:
             if self.__dict__.setdefault("_reporting", me) is not me:
                 return  # another thread calls all callbacks
             if not self._reported:
-                self._on_lost[:0] = [self._logger, notify_loss]
+                if not self.hold.late:  # whose loss its release has told
+                    self._on_lost[:0] = [self._logger, notify_loss]
                 self._reported = True
             if not self._apart(self._call_back):
                 fatal = self._call_back()

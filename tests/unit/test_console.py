@@ -3,14 +3,17 @@
 import errno
 import json
 import re
+from collections import OrderedDict
 from io import StringIO
 from traceback import walk_tb
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 import pytest
 from celery import Celery
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
 from django.views.debug import ExceptionReporter, get_default_exception_reporter_filter
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
@@ -332,6 +335,46 @@ def test_reports_of_errors_show_no_password(debug):
     assert [report for report in reports if SECRET in report] == []
     for shown in ("redis://locks:********************@lock-1:6379", "mymaster", "https://shop:open@feed"):
         assert [report for report in reports if shown not in report] == []
+
+
+LEAK = f"redis://locks:{SECRET}@lock-1"
+
+
+def in_itself() -> dict[str, Any]:
+    node: dict[str, Any] = {"url": LEAK, "API_KEY": SECRET}
+    node["self"] = node
+    return node
+
+
+def nested(depth: int) -> list[Any]:
+    value = [LEAK]
+    for _ in range(depth):
+        value = [value]  # type: ignore[list-item]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (in_itself(), "redis://locks:********************@lock-1"),
+        (nested(5000), "not shown, because its passwords could not be masked"),
+        ({"user": SimpleLazyObject(lambda: 1 / 0)}, "SimpleLazyObject"),
+        ("://a:" * 100_000, "://a:://a:"),  # in linear time
+        ([OrderedDict(url=LEAK)], "redis://locks:********************@lock-1"),
+    ],
+    ids=["cycle", "deep", "lazy", "long", "subclass"],
+)
+def test_reports_of_errors_are_made_whatever_a_frame_has(value, shown):
+    """The filter raises no error of its own, which would hide the one that is reported."""
+    get_default_exception_reporter_filter.cache_clear()
+    with override_settings(DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING):
+        with pytest.raises(LookupError) as error:
+            raise LookupError
+        report = ExceptionReporter(None, error.type, error.value, error.tb).get_traceback_html()
+    get_default_exception_reporter_filter.cache_clear()
+
+    assert shown in report
+    assert SECRET not in report
 
 
 # Tasks and the doctor

@@ -17,7 +17,7 @@ from django.apps import apps
 from django.conf import settings
 from django.test import AsyncRequestFactory, override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks, signals
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, celery, lock, locks, signals
 from django_redlock.contrib.telemetry import template
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import find_lock, force_release
@@ -63,6 +63,7 @@ def three(nodes: Servers) -> Iterator[Servers]:
         ("user/alice/profile", "user/*"),
         ("report-xNfQNzK", "report-N"),
         ("NightlyReport2.sync_all", "NightlyReportN.sync_all"),
+        ("z" * 5000 + "X/export", "N/*"),  # in linear time
     ],
 )
 def test_names_are_labelled_by_their_template(name, label):
@@ -110,7 +111,43 @@ def registry() -> Iterator[Any]:
 
 def test_every_way_to_lose_a_lock_is_counted():
     """A lock that ended for any reason but its release counts as lost; a scrape shows one that an operator took."""
-    assert {*prometheus.LOSSES} == {*EXPLANATIONS, "taken"} - {"forked", "margin", "released"}
+    assert {*prometheus.LOSSES} == {*EXPLANATIONS} - {"forked", "margin", "released"}
+
+
+@pytest.mark.parametrize("successor", [True, False])
+def test_loss_that_the_release_finds_is_counted_once_and_by_its_reason(three, registry, caplog, successor):
+    """The metrics give the reason that the error gives, and count no second loss when somebody asks the lease later."""
+    with pytest.raises(LockLostError) as lost, lock("orders:7") as lease:  # noqa: PT012
+        force_release("orders:7", find_lock("orders:7").fingerprint)
+        if successor:
+            other = lock("orders:7").acquire()
+    assert not lease.valid()
+    if successor:
+        other.release()
+
+    counted = [
+        (sample.name, sample.labels["outcome"])
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.value and sample.name in ("redlock_hold_seconds_count", "redlock_lost_total")
+    ]
+    reason = "superseded" if successor else "revoked"
+    assert lost.value.reason == reason
+    assert [found for found in counted if found[1] != "released"] == [
+        ("redlock_hold_seconds_count", reason),
+        ("redlock_lost_total", reason),
+    ]
+    assert [record for record in caplog.records if getattr(record, "event", "") == "lock_lost"] == []
+
+
+@pytest.mark.parametrize("signal", [signals.lock_acquired, celery.singleton_lost])
+def test_receiver_that_nothing_could_await_is_refused(signal):
+    """Signals are sent in threads and event loops alike, and the sender waits in neither."""
+
+    async def hear(**about: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"hear.* is a coroutine function.* Connect a plain function"):
+        signal.connect(hear)
 
 
 def test_a_prometheus_scrape(three, registry):

@@ -7,7 +7,6 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -87,10 +86,12 @@ class Place:
         check = self.options.get("ssl_check_hostname", True)
         return self.verifies and bool(check) and str(check).lower() not in FALSE
 
-    @cached_property
+    @property
     def context(self) -> ssl.SSLContext | None:
         """
         How to verify certificates, and which one to present; None without encryption.
+
+        The files are read each time, because they are replaced while the process runs.
 
         Raises:
             LinkError: A file named in the options cannot be used.

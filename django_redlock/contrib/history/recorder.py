@@ -19,7 +19,7 @@ from django.utils import timezone
 from ...exceptions import printable
 from ...runtime.background import Background
 from ...runtime.clock import steady
-from ..telemetry import listen, outcome_of, template
+from ..telemetry import end_of, listen, outcome_of, template
 
 UID = "history"
 EVERY = 5.0  # seconds between two writes
@@ -76,9 +76,9 @@ class Recorder:
     def _gave_up(self, sender: Any, name: str, error: Any, **about: Any) -> None:
         self._note(sender.alias, name, outcome_of(error), error.waited)
 
-    def _ended(self, sender: Any, lease: Any, outcome: str = "", reason: str = "", **about: Any) -> None:
+    def _ended(self, sender: Any, lease: Any, outcome: str = "", **about: Any) -> None:
         self._note(
-            *(sender.alias, lease.name, outcome or reason, lease.waited),
+            *(sender.alias, lease.name, end_of(lease, outcome), lease.waited),
             held=lease.held(),
             ttl=lease.ttl,
             extensions=lease.extensions,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.protocol import Outcome
 from ...exceptions import missing_extra
-from ..telemetry import Labels, listen, outcome_of, unlisten
+from ..telemetry import Labels, end_of, listen, outcome_of, unlisten
 
 try:
     from opentelemetry import metrics, trace
@@ -49,10 +49,11 @@ def install() -> None:
         waits.record(error.waited, about)
         span("redlock acquire", error.waited, about, outcome)
 
-    def ended(sender: Any, lease: Any, outcome: str = "", reason: str = "", **rest: Any) -> None:
-        about = _about(sender.alias, lease.name, outcome or reason)
+    def ended(sender: Any, lease: Any, outcome: str = "", **rest: Any) -> None:
+        how = end_of(lease, outcome)
+        about = _about(sender.alias, lease.name, how)
         holds.record(lease.held(), about)
-        lost = reason or (outcome if outcome not in (Outcome.RELEASED, Outcome.UNKNOWN) else "")
+        lost = "" if how in (Outcome.RELEASED, Outcome.HELD, Outcome.UNKNOWN) else how
         span("redlock hold", lease.held(), {**about, "redlock.extensions": lease.extensions}, lost)
 
     listen(

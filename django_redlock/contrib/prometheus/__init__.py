@@ -12,10 +12,10 @@ from typing import Any
 
 from ...conf import InvalidRedlockError
 from ...core.names import queue_of
-from ...core.protocol import EndReason, Outcome
+from ...core.protocol import EndReason
 from ...exceptions import missing_extra
 from ...handler import locks
-from ..telemetry import Labels, listen, outcome_of, unlisten
+from ..telemetry import Labels, end_of, listen, outcome_of, unlisten
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "prometheus") from None
 
 UID = "prometheus"
-LOSSES: tuple[str, ...] = (*(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED}), Outcome.TAKEN)
+LOSSES: tuple[str, ...] = tuple(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED})
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
@@ -106,8 +106,8 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     def gave_up(sender: Any, name: str, error: Any, **about: Any) -> None:
         waits.labels(sender.alias, labels.of(name), outcome_of(error)).observe(error.waited)
 
-    def ended(sender: Any, lease: Any, outcome: str = "", reason: str = "", **about: Any) -> None:
-        name, how = labels.of(lease.name), outcome or reason
+    def ended(sender: Any, lease: Any, outcome: str = "", **about: Any) -> None:
+        name, how = labels.of(lease.name), end_of(lease, outcome)
         holds.labels(sender.alias, name, how).observe(lease.held())
         if how in LOSSES:
             lost.labels(sender.alias, name, how).inc()

@@ -1,8 +1,10 @@
 """An etcd cluster as a node: its decisions, its clock, its notifications, its users and its certificates."""
 
+import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from subprocess import run
 from typing import Any
 
@@ -326,6 +328,27 @@ def test_client_certificate(certificates: Certificates):
             with pytest.raises(LinkError) as refused:
                 node(url, **wrong).connect(30.0)
             assert refused.value.failure in (Failure.NO_CLIENT_CERTIFICATE, Failure.CERTIFICATE_REFUSED, Failure.RESET)
+
+
+def test_renewed_certificate_is_read(certificates: Certificates, tmp_path: Path):
+    """A process that runs for longer than its certificate presents the one that has replaced it in the file."""
+    options = ("--client-cert-auth", "--trusted-ca-file", certificates["ca.crt"])
+    served = ("--cert-file", certificates["server.crt"], "--key-file", certificates["server.key"])
+    ours = {"ssl_ca_certs": certificates["ca.crt"], "ssl_keyfile": str(tmp_path / "app.key")}
+    ours["ssl_certfile"] = str(tmp_path / "app.crt")
+
+    def renew(name: str) -> None:
+        shutil.copy(certificates[f"{name}.crt"], ours["ssl_certfile"])
+        shutil.copy(certificates[f"{name}.key"], ours["ssl_keyfile"])
+
+    renew("client")
+    with Member(options=(*options, *served), certificates=ours) as member:
+        same = node(member.url.replace("etcd://", "etcds://"), **ours)
+        renew("expired")
+        with pytest.raises(LinkError):
+            same.connect(30.0)
+        renew("client")
+        same.connect(30.0).close()
 
 
 def test_encrypted_key_needs_its_password(certificates: Certificates):
