@@ -513,7 +513,11 @@ def _holder(message: Message, refusal: LockTakenError) -> Holder:
 
 def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     """Return how long the message has to wait until it is its turn: as long as the runs before its own, as expected."""
-    ticket, ahead = message.ticket, QUEUE_CAP if message.ahead is None else message.ahead
+    ticket, ahead = message.ticket, message.ahead
+    if ahead is None:  # its line is full, or it waits alone, as the message of a pending call does
+        ahead = QUEUE_CAP if message.waits_in_line else 0
+    if holder.state is SlotState.CLAIMED and holder.task_id:  # no run: the message is sent, or the claim lapses, soon
+        return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
     runs = holder.state is not SlotState.HELD or not holder.task_id
     since = holder.since if runs else 0.0
     length: Expected = yield Length(ticket.running, holder.length, since)

@@ -26,7 +26,9 @@ VISIBILITY = 10  # seconds after which the broker redelivers unacknowledged mess
 # and a moment, and the next one comes back after its own.
 LONGEST_IDLE = LEASE + VISIBILITY + 1 + 2 * LONGEST_GUESS + GRACE
 
+# A worker that is killed while it redelivers messages leaves kombu's mutex, during which nobody redelivers any.
 REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+REDIS_OPTIONS["unacked_mutex_expire"] = 2
 
 app = Celery("tests.lab.soak.project", set_as_current=False)
 app.conf.update(

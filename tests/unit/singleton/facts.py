@@ -152,7 +152,8 @@ class Facts:
                 if (wait and self.ends_soon) or (away > GRACE and self.ends_late):
                     del self.locks[ticket.running]
                 adopt = ticket.secret if ticket.waiting == ticket.running else ""
-                self._put(ticket.running, "", own or secret("e"), "" if inline else ticket.task_id, adopt, False, "")
+                ref, ahead = "" if inline else ticket.task_id, self.ahead if away else None  # it is in no queue
+                self._put(ticket.running, "", own or secret("e"), ref, adopt, False, "", ahead)
                 return FakeSlot(ticket.running, own or secret("e"), self.lost)
             case ask.Free(name, own):
                 return self._free(name, own)
@@ -197,14 +198,16 @@ class Facts:
             return Holder.of(taken)
         return "claim"
 
-    def _put(self, name: str, state: str, own: str, ref: str, adopt: str, strict: bool, call: str) -> str:
+    def _put(
+        self, name: str, state: str, own: str, ref: str, adopt: str, strict: bool, call: str, ahead: int | None = None
+    ) -> str:
         seen = self.locks.get(name, FREE)
         if seen.split:
             raise QuorumUnavailableError(name)
         mine = bool(seen.value) and seen.secret in (adopt, own)
         if (seen.value and not mine) or (strict and not mine):
             about = seen.owner._asdict() if seen.owner else {}
-            raise LockTakenError(name, holder=about, retry_after=seen.left, ahead=self.ahead)
+            raise LockTakenError(name, holder=about, retry_after=seen.left, ahead=ahead)
         self.locks[name] = held(ref, state, secret=own, call=call)
         return own
 

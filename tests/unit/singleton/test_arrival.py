@@ -456,6 +456,13 @@ def test_message_that_waits_for_a_limited_time_comes_back_in_time() -> None:
     assert sent(**SERIAL, now=2.0, length=1.0, ahead=None, locks=OTHER).pause == 600.0
 
 
+def test_message_that_waits_alone_comes_back_in_time() -> None:
+    """Nobody comes before the message of a pending call; and no claim lasts as long as a run."""
+    assert sent(**PENDING, now=2.0, length=3.0, locks=RECORD | OTHER).pause <= 3.0
+    for waited in (0.0, 12.0, 5000.0):
+        assert sent(now=2.0, length=600.0, waited=waited, locks=OTHER_CLAIMS).pause <= 10.0
+
+
 def test_run_with_a_permit_is_found_among_all() -> None:
     """A message that is delivered again waits for its run, whichever permit that has."""
     permit: Any = {Permit(NAME, 2): held("mine", secret=secret("c"))}
