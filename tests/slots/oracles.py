@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery import states
 
-from django_redlock.singleton.line import GRACE, IDLE
+from django_redlock.singleton.line import GRACE, IDLE, LONGEST_GUESS
 
 from .celery_parts import results
 
@@ -221,6 +221,18 @@ def _free_times(history: "History", start: float, stop: float) -> Iterator[tuple
         alive += change
         if change > 0 or alive + 1 == limit:  # the next one may begin, from now on
             free = max(start, moment)
+
+
+def pending_calls_begin(history: "History") -> list[str]:
+    """A pending call begins soon after the run before it has ended, or a worker has got its message."""
+    found = []
+    runs = sorted(history.runs, key=lambda run: run.took)
+    for number, run in enumerate(runs):
+        before = max((other.until for other in runs[:number]), default=0.0)
+        waited = run.took - max(before, history.broker.got[run.id][0])
+        if waited > LONGEST_GUESS + MOMENT:
+            found.append(f"{run.id[:4]} began {waited:.1f} s too late")
+    return found
 
 
 def one_id_for_a_run(history: "History") -> list[str]:

@@ -23,6 +23,7 @@ from .oracles import (
     one_id_for_a_run,
     one_waits,
     only_the_newest_call_expires,
+    pending_calls_begin,
     runs_are_in_order,
     starts_are_apart,
 )
@@ -30,6 +31,7 @@ from .schedule import Profile
 
 ALWAYS = (every_call_ends, nothing_overlaps, answers_are_true, nothing_is_left)
 TRAILING = (*ALWAYS, newest_arguments_run, older_arguments_run_first, one_id_for_a_run, each_id_runs_once)
+PROMPT = (*TRAILING, pending_calls_begin)
 KEY = ("key",)
 
 RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
@@ -169,10 +171,10 @@ PROFILES = {
         ),
         Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
         Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),
-        Profile("rerun", RERUN, TRAILING),
-        Profile("rerun burst", RERUN, TRAILING, **BURST),
+        Profile("rerun", RERUN, PROMPT),
+        Profile("rerun burst", RERUN, PROMPT, **BURST),
         Profile("rerun waiting", RERUN, (*TRAILING, one_waits), idle=True),
-        Profile("rerun crowd", RERUN, TRAILING, **CROWD),
+        Profile("rerun crowd", RERUN, PROMPT, **CROWD),
         Profile("rerun beside a run", SingletonOptions(**BOTH, on_duplicate="rerun"), TRAILING),
         Profile("rerun held", SingletonOptions(**QUEUED, on_duplicate="rerun"), APART),
         Profile("replace held", SingletonOptions(**QUEUED, on_duplicate="replace"), APART),
@@ -189,10 +191,10 @@ PROFILES = {
             workers=1,
         ),
         Profile("rerun freed", RERUN, ENDING, freed=1, length=2.0),
-        Profile("replace", REPLACE, TRAILING),
-        Profile("replace burst", REPLACE, TRAILING, **BURST),
+        Profile("replace", REPLACE, PROMPT),
+        Profile("replace burst", REPLACE, PROMPT, **BURST),
         Profile("replace waiting", REPLACE, (*TRAILING, one_waits), idle=True, spread=0.0),
-        Profile("replace crowd", REPLACE, TRAILING, **CROWD),
+        Profile("replace crowd", REPLACE, PROMPT, **CROWD),
         Profile("replace beside a run", SingletonOptions(**BOTH, on_duplicate="replace"), TRAILING),
         Profile("debounce", REPLACE, TRAILING, countdowns=(0.0, 0.5, 3.0, 600.0)),
         Profile(
