@@ -16,6 +16,8 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model, QuerySet
 
+from ..keys.text import decimal_text
+
 MAX_ROWS = 200  # rows in one lock
 
 
@@ -334,7 +336,7 @@ def _plain(value: Any) -> str:
         case datetime() if value.tzinfo:
             return value.astimezone(UTC).isoformat()
         case Decimal():
-            return format(value.normalize(), "f")
+            return decimal_text(value)
         case bytes() | bytearray() | memoryview():
             return bytes(value).hex()
         case _:

@@ -10,7 +10,7 @@ different types give different keys. Equal moments in different time zones, and 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from inspect import BoundArguments, Parameter, Signature, signature
@@ -24,7 +24,7 @@ from django.db.models import Model
 from ..core.names import is_text
 from ..core.rules import nearest
 from ..singleton.options import CallKey
-from .text import digest, escaped, in_utc
+from .text import decimal_text, digest, escaped, in_utc, without_trailing_zeros
 
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
@@ -136,7 +136,8 @@ class TaskKey:
         for literal, field, form, conversion in self._template:
             text += literal
             if field is not None:
-                value = formatter.convert_field(values[field], conversion)
+                value = values[field] if form or conversion else _alike(values[field])
+                value = formatter.convert_field(value, conversion)
                 text += escaped(format(value, form or ""), self._special)
         return text
 
@@ -164,6 +165,22 @@ class TaskKey:
             raise ValueError(
                 f"key has {name!r}, which is not a parameter of the task (it has {known}){nearest(name, self._names)}"
             )
+
+
+def _alike(value: object) -> object:
+    """Return what has one text for all equal values, and for the form in which one arrives in a worker."""
+    match value:
+        case datetime():
+            return in_utc(value)
+        case Decimal():
+            return decimal_text(value)
+        case Enum() if isinstance(value, (str, int)):
+            return value.value
+        case set() | frozenset():  # whose order differs between processes
+            return sorted(map(str, value))
+        case tuple():
+            return list(value)
+    return value
 
 
 def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
@@ -264,7 +281,7 @@ def _encoder() -> json.JSONEncoder:
             if isinstance(value, datetime):
                 value = in_utc(value)
             if isinstance(value, Decimal):
-                value = _without_trailing_zeros(value)
+                value = without_trailing_zeros(value)
             if isinstance(value, timedelta):
                 return {"__timedelta__": [value.days, value.seconds, value.microseconds]}
             if isinstance(value, complex):
@@ -272,17 +289,26 @@ def _encoder() -> json.JSONEncoder:
             if isinstance(value, (set, frozenset)):
                 return {"__set__": sorted(json.dumps(member, cls=ArgumentEncoder, sort_keys=True) for member in value)}
             if hasattr(type(value), "model_dump") and not hasattr(type(value), "__json__"):
-                return value.model_dump(mode="json")
+                return _dumped(value.model_dump(), value.model_dump(mode="json"))
             return super().default(value)
 
     return ArgumentEncoder()  # creating one takes longer than encoding a call's arguments
 
 
-def _without_trailing_zeros(value: Decimal) -> Decimal:
-    """Return the number in the form that all equal numbers share."""
-    if not value.is_finite():
-        return value
-    return Context(max(1, len(value.as_tuple().digits)), Emin=MIN_EMIN, Emax=MAX_EMAX).normalize(value) or Decimal(0)
+def _dumped(value: Any, dumped: Any) -> Any:
+    """Return a part of a pydantic model, as JSON has *dumped* it, in one form for all equal values."""
+    match value, dumped:
+        case dict(), dict() if len(value) == len(dumped):
+            return {key: _dumped(*pair) for key, *pair in zip(dumped, value.values(), dumped.values(), strict=True)}
+        case ((list() | tuple()), list()) if len(value) == len(dumped):
+            return [_dumped(*pair) for pair in zip(value, dumped, strict=True)]
+        case ((set() | frozenset()), list()):  # in an order that differs between processes
+            return sorted(dumped, key=_sorting.encode)
+        case datetime(), str() if value.tzinfo:
+            return in_utc(value).isoformat().replace("+00:00", "Z")
+        case Decimal(), str():
+            return decimal_text(value)
+    return dumped
 
 
 _sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

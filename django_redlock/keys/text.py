@@ -2,7 +2,10 @@
 
 from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from hashlib import blake2b
+
+LONG_EXPONENT = 1000
 
 
 def escaped(text: str, special: frozenset[str]) -> str:
@@ -24,3 +27,16 @@ def in_utc(moment: datetime) -> datetime:
     with suppress(OverflowError):
         return moment if moment.utcoffset() is None else moment.astimezone(UTC)
     return moment
+
+
+def without_trailing_zeros(value: Decimal) -> Decimal:
+    """Return the number in the form that all equal numbers share, whatever the thread's decimal context is."""
+    if not value.is_finite():
+        return value
+    return Context(max(1, len(value.as_tuple().digits)), Emin=MIN_EMIN, Emax=MAX_EMAX).normalize(value) or Decimal(0)
+
+
+def decimal_text(value: Decimal) -> str:
+    """Return the text of a number, the same for equal numbers: without an exponent unless that is very long."""
+    value = without_trailing_zeros(value)
+    return format(value, "f") if abs(value.adjusted()) < LONG_EXPONENT else str(value)

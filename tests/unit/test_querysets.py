@@ -5,7 +5,7 @@ Where the view of others matters, the rows are in the database ``warehouse``, a 
 """
 
 import uuid
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from enum import StrEnum
 
 import pytest
@@ -415,6 +415,18 @@ class Place(models.TextChoices):
 
 class Color(StrEnum):
     RED = "red"
+
+
+@pytest.mark.django_db
+def test_rows_with_decimal_keys_have_names_of_their_own(leases):
+    """Whatever precision the thread's arithmetic has."""
+    rows = [Weight.objects.create(kilograms=Decimal(text)) for text in ("12.51", "12.52")]
+    with localcontext() as context:
+        context.prec = 3
+        with lock_for_update(rows) as locked:
+            assert locked == rows
+
+    assert [lease.names for lease in leases] == [("model:shop.weight:12.51", "model:shop.weight:12.52")]
 
 
 @pytest.mark.django_db

@@ -131,7 +131,7 @@ def test_models(name):
     """A model instance is its label and primary key, and a pydantic model its dumped dict."""
 
     class Order:  # what matters of one of pydantic's
-        def model_dump(self, mode):
+        def model_dump(self, mode="python"):
             return {"id": 7, "mode": mode}
 
     one, same = User(pk=7, username="a"), User(pk=7, username="b")
@@ -298,6 +298,10 @@ class TextColour(StrEnum):
     RED = "red"
 
 
+class Plain(str, Enum):  # noqa: UP042 (its text is not its value)
+    RED = "red"
+
+
 EARLIER = timezone(timedelta(hours=5, minutes=30))
 
 
@@ -320,6 +324,53 @@ EARLIER = timezone(timedelta(hours=5, minutes=30))
 def test_equal_values_that_are_written_differently(name, one, other):
     """Equal values have one key, before a call is sent and after it arrived, whatever JSON makes of them."""
     assert name(one) == name(other) == name(celery_json.loads(celery_json.dumps(one)))
+
+
+class Filter:
+    """What matters of a pydantic model: the values, and what JSON makes of them, sets in any order."""
+
+    def __init__(self, value: Any, dumped: Any) -> None:
+        self._dumps = {"python": {"value": value}, "json": {"value": dumped}}
+
+    def model_dump(self, mode: str = "python") -> Any:
+        return self._dumps[mode]
+
+
+PAIR = frozenset("ab")
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+ABROAD = MOMENT.astimezone(EARLIER)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Filter(PAIR, ["a", "b"]), Filter(PAIR, ["b", "a"])),
+        (Filter([{"x": PAIR}], [{"x": ["a", "b"]}]), Filter([{"x": PAIR}], [{"x": ["b", "a"]}])),
+        (Filter(MOMENT, "2026-01-01T00:00:00Z"), Filter(ABROAD, "2026-01-01T05:30:00+05:30")),
+        (Filter(Decimal("1.0"), "1.0"), Filter(Decimal("1.00"), "1.00")),
+    ],
+    ids=["set", "set inside", "moment", "decimal"],
+)
+def test_equal_models_have_one_key(name, one, other):
+    """Wherever in a pydantic model the equal values are, and in whichever order a process has a set."""
+    assert name(one) == name(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        (MOMENT, ABROAD, "2026-01-01 00%3A00%3A00+00%3A00"),
+        (Decimal("100.0"), Decimal("1E+2"), "100"),
+        ((1, 2), [1, 2], "[1, 2]"),
+        (Plain.RED, "red", "red"),
+        ({"a", "b"}, {"b", "a"}, "['a', 'b']"),
+    ],
+    ids=["moment", "decimal", "tuple", "enum", "set"],
+)
+def test_template_has_one_text_for_equal_values(name, one, other, text):
+    """A format of the template gets the value as it is."""
+    assert name(one, options={"key": "on:{x}"}) == name(other, options={"key": "on:{x}"}) == f"task:shop.sync:on:{text}"
+    assert name(ABROAD, options={"key": "on:{x:%H.%M}"}) == "task:shop.sync:on:05.30"
 
 
 @pytest.mark.parametrize(
