@@ -394,6 +394,7 @@ class Lease:
                 if not self.hold.late:  # whose loss its release has told
                     self._on_lost[:0] = [self._logger, notify_loss]
                 self._reported = True
+                self._set_event()  # once more: the event may have been asked for in between
             if not self._apart(self._call_back):
                 fatal = self._call_back()
         except BaseException:

@@ -170,12 +170,8 @@ class Message:
 
     @property
     def returns(self) -> bool:
-        """
-        Whether it returns to the broker if its process is stopped.
-
-        The slot then stays with the message, or returns to it, so that no other call is served before it.
-        """
-        return self.late and self.rules.redelivery != "drop" and not self.inline and bool(self.ticket.secret)
+        """Whether it returns to the broker if its process is stopped."""
+        return self.late and self.rules.redelivery != "drop" and not self.inline
 
     def run(self, still_waiting: bool = False, since: float = 0.0) -> Execution:
         """Return its run; *still_waiting* if the message still holds the slot of a waiting message."""
@@ -375,11 +371,11 @@ def _end_copy(message: Message) -> Steps[Verdict]:
     return (yield from _end_without_a_run(message))
 
 
-def _live_run(ticket: Ticket) -> Steps[Holder | None]:
-    """Return the run of this same message that has the slot; None if another message has it, or none."""
+def _live_run(ticket: Ticket, secret: str = "") -> Steps[Holder | None]:
+    """Return the run of this same message that has the slot, under another *secret*; None if there is none."""
     if not ticket.running:
         return None
-    holders = [seen.holder for seen in (yield Look(ticket.runs))]
+    holders = [seen.holder for seen in (yield Look(ticket.runs)) if not secret or seen.secret != secret]
     mine = [each for each in holders if each.task_id == ticket.task_id and each.state is SlotState.RUNNING]
     return next(iter(mine), None)
 
@@ -640,6 +636,8 @@ def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None
         kept = yield Kept()
         if verdict := (yield from _leave_if_done(message, may_be_copy=kept is None or kept > PREFETCHED)):
             return verdict
+        if verdict := (yield from _leave_to_its_run(message)):
+            return verdict
         if verdict := (yield from _leave_if_begun(message)):
             return verdict
     if message.slot:
@@ -647,6 +645,18 @@ def _look_once_more(message: Message, was_pending: bool) -> Steps[Verdict | None
     if not was_pending:
         yield from free_waiting(message.ticket, message.rules)
     return None
+
+
+def _leave_to_its_run(message: Message) -> Steps[Verdict | None]:
+    """Put a copy back that has a permit while the run of the first delivery has another one."""
+    if not message.slot or message.ticket.limit == 1 or not (message.late or message.is_copy):
+        return None
+    holder = yield from _live_run(message.ticket, message.slot.secret)
+    if not holder:
+        return None
+    yield from end(message.run(), hold=False)
+    message.slot = None
+    return (yield from _watch(message, holder))
 
 
 def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
@@ -886,7 +896,8 @@ def interrupted(message: Message, stopped: bool) -> Steps[None]:
     """
     if message.slot:
         yield from end(message.run(), hold=False, stopped=stopped)
-    if not (stopped and message.returns) and not message.is_back:
+    # A slot stays with the message that returns, or returns to it, so that no other call is served before it.
+    if not (stopped and message.returns and message.ticket.secret) and not message.is_back:
         yield from _leave_nothing(message)
 
 

@@ -70,12 +70,13 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
 
     Args:
         run: The run.
-        hold: Whether ``hold_for`` counts, because the body has ended. Then the release of a run whose result nobody
-            sees may still be under way when this returns. In all other cases the slot is free by then.
+        hold: Whether ``hold_for`` counts, because the body has ended for good. Then the release of a run whose result
+            nobody sees may still be under way when this returns. In all other cases the slot is free by then.
         stopped: Whether its process is stopped.
     """
     if stopped and run.returns:
         yield from give_back(run)
+        hold = False  # its message is to run again, and would wait for as long
     if run.over:
         return
     run.over = True

@@ -106,7 +106,8 @@ class Lengths:
 
 
 def _known(lengths: dict[str, deque[RunLength]], slot: str, now: float) -> list[RunLength]:
-    return [each for each in lengths.get(slot, ()) if now - each.at < FRESH]
+    # A copy, in one step: another thread may note a length meanwhile.
+    return [each for each in tuple(lengths.get(slot, ())) if now - each.at < FRESH]
 
 
 def _note(lengths: dict[str, deque[RunLength]], slot: str, length: RunLength) -> None:

@@ -164,7 +164,7 @@ PROFILES = {
             "serial, copies",
             SERIAL,
             (*LIMITED, nothing_is_done_again),
-            **LINE | {"callers": 1, "calls": 1, "spread": 0.4, "length": 0.6},
+            **LINE | {"callers": 1, "calls": 1, "spread": 0.4, "length": 0.6, "draws": LIMITS},
             late=True,
             redeliver=1.0,
             fail=1.0,

@@ -470,6 +470,10 @@ def test_run_with_a_permit_is_found_among_all() -> None:
     message, facts = scene(Message, **about, locks=permit)
     assert facts.decide(expire(message.ticket, message.rules)) is False
     assert isinstance(decided(**about, locks={NAME: split(QUEUED)})[0], PutBack)  # no message waits with a permit
+    for more, verdict in ((AGAIN, PutBack), ({"late": True}, PutBack), (ONCE | AGAIN, PutBack), ({}, Run)):
+        found, facts = decided(**about | more, locks=dict(permit))
+        assert isinstance(found, verdict)  # a copy, marked or not, does not take another permit beside its own run
+        assert (NAME in facts.locks) is (verdict is Run)
 
 
 def test_overlap_is_reported_once() -> None:

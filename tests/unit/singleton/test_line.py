@@ -1,5 +1,9 @@
 """When a message comes back that waits for its slot, and when it waits in its process."""
 
+import sys
+from collections.abc import Iterator
+from threading import Thread
+
 import pytest
 
 from django_redlock.singleton.line import FRESH, LAST, Expected, Lengths, Wait, read_length, write_length
@@ -139,3 +143,32 @@ def test_process_remembers_the_lengths_of_a_number_of_slots(lengths: Lengths) ->
     for number in range(1001):
         lengths.measure(str(number), 1.0, 0.0)
     assert [lengths.measured(slot, 0.0) for slot in ("0", "1000")] == [0.0, 1.0]
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_note_and_read_lengths_at_once() -> None:
+    """No thread of a pool meets what another one is changing."""
+    lengths, over = Lengths(), []
+
+    def note() -> None:
+        moment = 0.0
+        while not over:
+            moment += 1.0
+            lengths.measure("a", 0.1, moment)
+
+    notes = Thread(target=note)
+    notes.start()
+    try:
+        for _ in range(20_000):
+            lengths.expected("a", 0.0, 0.0, 0.0)
+    finally:
+        over.append(True)
+        notes.join()
