@@ -4,6 +4,7 @@ Write ended locks to the database, later and in another thread (internal).
 
 import atexit
 import logging
+import math
 import os
 import socket
 import sys
@@ -43,7 +44,7 @@ class Recorder:
         """Start without rows; in a forked child, leave the parent's rows to the parent."""
         self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._thread = Background(self._run, self._rows.__len__, "django_redlock history")
-        self._pruned = 0.0
+        self._pruned = -math.inf
 
     def listen(self) -> None:
         """Start to record ended locks."""
