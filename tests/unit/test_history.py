@@ -10,7 +10,7 @@ from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
 from django.core import mail
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, InterfaceError, connection
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connection
 from django.test import Client
 from django.utils import timezone
 
@@ -140,6 +140,25 @@ def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog, er
     assert recorder.flush() == 0
     assert f"the history of 1 locks was not written: {error.__name__}" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_old_rows_that_cannot_be_deleted_are_no_loss(recorder, caplog):
+    """The rows of a user who may not delete any are written, and the log says what failed."""
+    held("old", 1, 1.0)
+    Hold.objects.update(ended=timezone.now() - KEEP - timedelta(days=1))
+    lock("orders:7").acquire().release()
+
+    def refuse(execute, sql, *about):
+        if sql.startswith("DELETE"):
+            raise ProgrammingError("secret details")
+        return execute(sql, *about)
+
+    with connection.execute_wrapper(refuse):
+        written = recorder.flush()
+
+    assert (written, Hold.objects.filter(name="orders:7").count()) == (1, 1)
+    assert "old rows of the history were not deleted: ProgrammingError" in caplog.text
+    assert "not written" not in caplog.text
 
 
 # Advice

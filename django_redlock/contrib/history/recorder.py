@@ -66,12 +66,15 @@ class Recorder:
             return 0
         try:
             Hold.objects.bulk_create([Hold(**row) for row in rows], batch_size=500)
-            if steady() - self._pruned > HOUR:
-                self._pruned = steady()
-                Hold.objects.filter(ended__lt=timezone.now() - KEEP).delete()
         except Error as error:  # not only a DatabaseError: a closed connection is an InterfaceError
             log.warning("the history of %d locks was not written: %s", len(rows), type(error).__name__)
             return 0
+        try:
+            if steady() - self._pruned > HOUR:
+                self._pruned = steady()
+                Hold.objects.filter(ended__lt=timezone.now() - KEEP).delete()
+        except Error as error:
+            log.warning("old rows of the history were not deleted: %s", type(error).__name__)
         return len(rows)
 
     def _gave_up(self, sender: Any, name: str, error: Any, **about: Any) -> None:
