@@ -10,7 +10,7 @@ from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
 from django.core import mail
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, InterfaceError, ProgrammingError, connection
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -103,6 +103,20 @@ def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
     assert done.wait(30)
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("django_redlock")]
     assert all(thread.daemon for thread in ours)
+
+
+def test_rows_are_committed_where_the_project_commits_by_hand(recorder):
+    """With autocommit off, the rows are committed, and the work that a process has not committed at its end is not."""
+    lock("orders:7").acquire().release()
+    transaction.set_autocommit(False)
+    try:
+        held("uncommitted", 1, 1.0)
+        recorder.flush()
+        connection.rollback()
+    finally:
+        transaction.set_autocommit(True)
+
+    assert [row.name for row in Hold.objects.all()] == ["orders:7"]
 
 
 def test_a_child_process_of_celery_writes_at_its_end(recorder):

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core import mail
-from django.db import Error, close_old_connections, connections
+from django.db import Error, close_old_connections, connections, router
 from django.utils import timezone
 
 from ...exceptions import printable
@@ -65,6 +65,10 @@ class Recorder:
         if not rows:
             return 0
         try:
+            connection = connections[router.db_for_write(Hold)]
+            if not connection.in_atomic_block and not connection.get_autocommit():
+                connection.rollback()  # at the end of a process, of what the project has not committed
+                connection.set_autocommit(True)
             Hold.objects.bulk_create([Hold(**row) for row in rows], batch_size=500)
         except Error as error:  # not only a DatabaseError: a closed connection is an InterfaceError
             log.warning("the history of %d locks was not written: %s", len(rows), type(error).__name__)
