@@ -5,6 +5,7 @@ No message shows a URL, because a URL may contain a password.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -142,6 +143,11 @@ def nodes_named(alias: str) -> list[str]:
     """Return what names each node of a well-formed alias: its URL, ``cache:`` and an alias, or nothing."""
     nodes = _node_list(alias, _setting()[alias].get("NODES"))
     return [_url(node if isinstance(node, str) else node.get("URL", "")) for node in nodes]
+
+
+def is_test_run() -> bool:
+    """Return whether Django's tests are running; an outbox does not show that, as Django's mail in memory has one."""
+    return hasattr(getattr(sys.modules.get("django.test.utils"), "_TestState", None), "saved_data")
 
 
 def _setting() -> Mapping[str, Any]:

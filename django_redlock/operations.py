@@ -2,7 +2,6 @@
 A migration operation that lets PostgreSQL itself refuse writes outside a fenced transaction.
 """
 
-import sys
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -14,6 +13,7 @@ from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from django.db.models import AutoField, Model
 
+from .conf import is_test_run
 from .models import Fence, fence_key
 
 TRIGGER = "redlock_require_fence_"  # and a number: the trigger with the greatest one counts
@@ -347,8 +347,7 @@ def is_test_database(connection: BaseDatabaseWrapper) -> bool:
     ``TransactionTestCase`` empties all tables with TRUNCATE after each test. Both conditions are needed: no process
     that serves a project has the first, and no other database of a process that runs tests has the second.
     """
-    testing = getattr(sys.modules.get("django.test.utils"), "_TestState", None)
     settings = connection.settings_dict
     name = str(settings["NAME"])
     is_named = name == settings["TEST"]["NAME"] or name.startswith(TEST_DATABASE_PREFIX)
-    return is_named and hasattr(testing, "saved_data")
+    return is_named and is_test_run()

@@ -12,6 +12,7 @@ from django.core import mail
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, InterfaceError, ProgrammingError, connection, transaction
 from django.test import Client
+from django.test.utils import _TestState
 from django.utils import timezone
 
 from django_redlock import LockTakenError, lock, locks
@@ -30,7 +31,7 @@ LIST = "/admin/redlock_history/hold/"
 @pytest.fixture
 def recorder(monkeypatch) -> Iterator[Recorder]:
     """A recorder that writes on command, as without a test runner."""
-    monkeypatch.delattr(mail, "outbox")
+    monkeypatch.delattr(_TestState, "saved_data")
     recorder = Recorder()
     monkeypatch.setattr(recorder._thread, "start", lambda: None)
     with nodes_in_memory():
@@ -78,15 +79,24 @@ def test_ended_locks_are_recorded(recorder):
 def test_a_test_run_of_a_project_records_nothing(recorder, monkeypatch):
     """The rows of a test would be written when its database is gone, into that of the project."""
     with monkeypatch.context() as runner:
-        runner.setattr(mail, "outbox", [], raising=False)
+        runner.setattr(_TestState, "saved_data", None, raising=False)
         lock("orders:7").acquire().release()
 
     assert recorder.flush() == 0
 
 
+def test_mail_that_is_kept_in_memory_does_not_end_the_history(recorder):
+    """The backend of a project under development keeps its mail in an outbox, as Django's tests do."""
+    mail.send_mail("Late", "Order 7 is late.", "from@example.com", ["to@example.com"])
+    assert mail.outbox
+    lock("orders:7").acquire().release()
+
+    assert recorder.flush() == 1
+
+
 def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
     """A lock that ends sends no query; a thread records it a moment later, also after something beside that failed."""
-    monkeypatch.delattr(mail, "outbox")
+    monkeypatch.delattr(_TestState, "saved_data")
     monkeypatch.setattr(recorders, "EVERY", 0.01)
     recorder, failed, done = Recorder(), threading.Event(), threading.Event()
     recorder.flush = lambda: done.set() or recorder._rows.clear() or 0  # type: ignore[method-assign]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import redis
 from celery import _state
-from django.core import checks, mail
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.test import override_settings
+from django.test.utils import _TestState
 
 import django_redlock
 from django_redlock import InvalidRedlockError, LockManager, lock, locks
@@ -473,7 +474,7 @@ def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
     """Nodes in memory protect only one process; Django's test runner switches DEBUG off."""
     with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}, DEBUG=False):
         assert check_settings() == []
-        monkeypatch.delattr(mail, "outbox")
+        monkeypatch.delattr(_TestState, "saved_data")
         assert [message.id for message in check_settings()] == ["redlock.E008"]
         with override_settings(DEBUG=True):
             assert check_settings() == []

@@ -13,10 +13,10 @@ from collections import deque
 from datetime import timedelta
 from typing import Any
 
-from django.core import mail
 from django.db import Error, close_old_connections, connections, router
 from django.utils import timezone
 
+from ...conf import is_test_run
 from ...exceptions import printable
 from ...runtime.background import Background
 from ...runtime.clock import steady
@@ -94,9 +94,9 @@ class Recorder:
         )
 
     def _note(self, alias: str, name: str, outcome: str, waited: float, **more: Any) -> None:
-        # An outbox shows that a test runner is there. The rows would be written into another test's transaction, or,
-        # when the process ends and the test databases are gone, into the database of the project.
-        if hasattr(mail, "outbox"):
+        # The rows of a test would be written into another test's transaction, or, when the process ends and the test
+        # databases are gone, into the database of the project.
+        if is_test_run():
             return
         self._rows.append(
             {
