@@ -1,5 +1,7 @@
 """The history of locks: what is recorded, when, and the advice it gives."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -137,6 +139,44 @@ def test_a_child_process_of_celery_writes_at_its_end(recorder):
     worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
 
     assert Hold.objects.count() == 1
+
+
+PROJECT = """
+import multiprocessing, sys, django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_redlock", "django_redlock.contrib.history"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[2]}},
+    REDLOCK={"default": {"NODES": "memory://a"}},
+)
+django.setup()
+from django.core.management import call_command
+from django_redlock import lock
+
+def work():
+    lock("orders:7").acquire().release()
+
+if __name__ == "__main__":
+    from django_redlock.contrib.history.models import Hold
+    call_command("migrate", verbosity=0)
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+    child.start()
+    child.join()
+    print(*Hold.objects.values_list("name", flat=True))
+"""
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_child_process_of_python_writes_at_its_end(tmp_path, method):
+    """A child of multiprocessing, which may end without Python's exit handlers, writes its rows before it ends."""
+    program = tmp_path / "program.py"
+    program.write_text(PROJECT, encoding="utf-8")
+    command = [sys.executable, str(program), method, str(tmp_path / "db.sqlite3")]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (ended.stdout, ended.stderr) == ("orders:7\n", "")
 
 
 def test_hostile_names_are_bounded_and_old_rows_go(recorder, monkeypatch):

@@ -8,9 +8,12 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from datetime import timedelta
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
 from django.db import Error, close_old_connections, connections, router
@@ -54,6 +57,25 @@ class Recorder:
 
             # The children of a worker end without their exit handlers.
             worker_process_shutdown.connect(lambda **about: self.flush(), weak=False, dispatch_uid=UID)
+        # So do those of Python; they run finalizers, but not those of their parents.
+        register_after_fork(self, Recorder._flush_at_end)
+        if parent_process():
+            self._flush_at_end()
+
+    def _flush_at_end(self) -> None:
+        """Write the rows of this child process before it ends, in a thread: its parent may use the same connections."""
+
+        def write() -> None:
+            self.flush()
+            connections.close_all()
+
+        def end() -> None:
+            if self._rows:
+                thread = threading.Thread(target=write, daemon=True)
+                thread.start()
+                thread.join()
+
+        Finalize(None, end, exitpriority=0)
 
     def flush(self) -> int:
         """Write the waiting rows and return their number; if the database fails, the rows are lost without an error."""
