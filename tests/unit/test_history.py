@@ -253,6 +253,25 @@ def test_advice():
     assert "1 of 51 holds were lost" in out.getvalue()
 
 
+def test_no_ttl_or_wait_helps_where_others_are_not_the_cause(viewer):
+    """Holds that were ended at a limit, and callers that gave up without a quorum, are counted without such advice."""
+    held("limited", 40, 3600.0, outcome="max_hold")
+    held("dark", 40, 0.1)
+    held("dark", 40, None, outcome="no_quorum", waited=5.0)
+    held("both", 40, 40.0, outcome="max_hold")
+    held("both", 2, 40.0, outcome="superseded")
+    call_command("redlock_doctor", "--advise", stdout=(out := StringIO()), no_color=True)
+
+    said = {kind.template: list(kind.suggestions) for kind in kinds()}
+    page = viewer.get(f"{LIST}kinds/").content.decode()
+
+    assert (said["limited"], said["dark"]) == ([], [])
+    assert said["both"] == ["2 of 42 holds were lost: leave renewal on, or set ttl to 80 s."]
+    assert "waited 0.00 s, 0.00 s; 0 gave up, 40 lost." in out.getvalue()
+    assert "waited 0.00 s, 0.00 s; 40 gave up, 0 lost." in out.getvalue()
+    assert "</span> 42</td>" in page
+
+
 def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):
     """A kind of which every attempt was given up has no holding times, on the page and in the doctor's advice."""
     held("wanted", 30, None, outcome="taken")

@@ -47,6 +47,7 @@ Row = tuple[str, float, float | None, float | None]
 LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
     Outcome.TAKEN
 }
+OUTLIVED = (EndReason.EXPIRED, EndReason.SUPERSEDED, Outcome.TAKEN)  # the losses that a longer lease prevents
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,20 @@ class KindStatistics:
         template: The common part of their names.
         holds: How often a lock was held.
         refused: How often a caller gave up.
+        taken: How often a caller gave up because others had the lock.
         lost: How often a lock was lost.
+        outlived: How often a lock was lost because it was held for longer than its lease.
         hold: The median and the 99th percentile of the holding times; 0 without any holds.
-        wait: The median and the 99th percentile of the waiting times.
+        wait: The median and the 99th percentile of the times that callers waited for others.
         ttl: The longest lease.
     """
 
     template: str
     holds: int
     refused: int
+    taken: int
     lost: int
+    outlived: int
     hold: tuple[float, float]
     wait: tuple[float, float]
     ttl: float
@@ -78,9 +83,9 @@ class KindStatistics:
         if self.holds < FEW:
             return
         about = {
-            "lost": self.lost,
+            "lost": self.outlived,
             "holds": self.holds,
-            "refused": self.refused,
+            "refused": self.taken,
             "held": f"{self.hold[1]:.1f}",
             "waited": f"{self.wait[1]:.1f}",
             "ttl": f"{self.ttl:g}",
@@ -91,9 +96,9 @@ class KindStatistics:
             yield text % about
 
     def _advice(self) -> Iterator[str]:
-        if self.lost:
+        if self.outlived:
             yield gettext("%(lost)d of %(holds)d holds were lost: leave renewal on, or set ttl to %(better)s s.")
-        elif self.hold[1] > self.ttl / 2:
+        elif self.hold[1] > self.ttl / 2 and not self.lost:
             yield gettext(
                 "held for up to %(held)s s, more than half of its ttl: leave renewal on, or set ttl to %(better)s s."
             )
@@ -102,7 +107,7 @@ class KindStatistics:
                 "held for %(held)s s at most, with a ttl of %(ttl)s s: after a crash all wait that long; "
                 "set it to %(better)s s."
             )
-        if self.refused > self.holds / 10:
+        if self.taken > self.holds / 10:
             yield gettext("%(refused)d gave up: wait=%(wait)s would let most of them in.")
         if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
             yield gettext("waited for %(waited)s s: many callers use one name; make it narrower, or use limit=.")
@@ -120,13 +125,16 @@ def kinds(using: str | None = None) -> list[KindStatistics]:
 
 def _kind(name: str, rows: list[Row]) -> KindStatistics:
     held = [hold for _, _, hold, _ in rows if hold is not None]
+    answered = [(waited, hold) for outcome, waited, hold, _ in rows if outcome != "no_quorum"]
     return KindStatistics(
         template=name,
         holds=len(held),
         refused=sum(hold is None for _, _, hold, _ in rows),
+        taken=sum(hold is None for _, hold in answered),
         lost=sum(outcome in LOST and hold is not None for outcome, _, hold, _ in rows),
+        outlived=sum(outcome in OUTLIVED and hold is not None for outcome, _, hold, _ in rows),
         hold=_spread(held),
-        wait=_spread([waited for _, waited, _, _ in rows]),
+        wait=_spread([waited for waited, _ in answered]),
         ttl=max((ttl or 0.0 for _, _, _, ttl in rows), default=0.0),
     )
 
