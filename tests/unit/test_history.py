@@ -16,8 +16,11 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError, connectio
 from django.test import Client
 from django.test.utils import _TestState
 from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
 
 from django_redlock import LockTakenError, lock, locks
+from django_redlock.contrib.history import models
 from django_redlock.contrib.history import recorder as recorders
 from django_redlock.contrib.history.admin import DASH
 from django_redlock.contrib.history.models import Hold, kinds
@@ -240,7 +243,7 @@ def test_advice():
     held("busy", 50, None, outcome="taken")
     held("rare", 3, 100.0, outcome="expired")
 
-    said = {kind.template: " ".join(kind.suggestions) for kind in kinds()}
+    said = {kind.template: " ".join(kind.suggestions) for kind in kinds()[0]}
     call_command("redlock_doctor", "--advise", stdout=(out := StringIO()), no_color=True)
 
     assert said["fine"] == said["rare"] == ""
@@ -262,7 +265,7 @@ def test_no_ttl_or_wait_helps_where_others_are_not_the_cause(viewer):
     held("both", 2, 40.0, outcome="superseded")
     call_command("redlock_doctor", "--advise", stdout=(out := StringIO()), no_color=True)
 
-    said = {kind.template: list(kind.suggestions) for kind in kinds()}
+    said = {kind.template: list(kind.suggestions) for kind in kinds()[0]}
     page = viewer.get(f"{LIST}kinds/").content.decode()
 
     assert (said["limited"], said["dark"]) == ([], [])
@@ -270,6 +273,29 @@ def test_no_ttl_or_wait_helps_where_others_are_not_the_cause(viewer):
     assert "waited 0.00 s, 0.00 s; 0 gave up, 40 lost." in out.getvalue()
     assert "waited 0.00 s, 0.00 s; 40 gave up, 0 lost." in out.getvalue()
     assert "</span> 42</td>" in page
+
+
+def test_statistics_of_many_locks_say_since_when_they_count(viewer, monkeypatch):
+    """If more locks ended than are read, the page and the command do not claim to show seven days."""
+    held("early", 30, 1.0)
+    Hold.objects.update(ended=timezone.now() - timedelta(days=2))
+    held("late", 30, 1.0)
+    since = Hold.objects.filter(name="late").earliest("ended").ended
+
+    def said() -> list[bool]:
+        call_command("redlock_doctor", "--advise", stdout=(out := StringIO()), no_color=True)
+        page = viewer.get(f"{LIST}kinds/").content.decode()
+        assert ("early" in page, "The last seven days" in page) == ("early: held" in out.getvalue(),) * 2
+        told = f"Only the latest locks, since {date_format(localtime(since), 'DATETIME_FORMAT')}." in page
+        return [
+            "early" in page,
+            told,
+            f"Only the latest locks, since {since.isoformat(' ', 'minutes')}:" in out.getvalue(),
+        ]
+
+    assert said() == [True, False, False]
+    monkeypatch.setattr(models, "ROWS", 30)
+    assert said() == [False, True, True]
 
 
 def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):

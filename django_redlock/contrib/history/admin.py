@@ -102,11 +102,11 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         """Show how long locks of each kind are held and waited for."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = kinds()
+        found, since = kinds()
         longest = max((max(kind.hold[1], kind.wait[1]) for kind in found), default=0.0) or 1.0
         rows = [(kind, list(_bars(kind, longest)), list(kind.suggestions)) for kind in found]
         template, title = "admin/redlock_history/hold/kinds.html", gettext("Kinds of locks")
-        return self.page(request, template, title=title, rows=rows, held_locks=self._held_locks(request))
+        return self.page(request, template, title=title, rows=rows, since=since, held_locks=self._held_locks(request))
 
 
 def _label(outcome: str) -> tuple[str, Any]:

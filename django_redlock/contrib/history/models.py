@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.utils import timezone
@@ -113,14 +113,20 @@ class KindStatistics:
             yield gettext("waited for %(waited)s s: many callers use one name; make it narrower, or use limit=.")
 
 
-def kinds(using: str | None = None) -> list[KindStatistics]:
-    """Return the statistics of each kind of lock in the last week, the longest holds first."""
+def kinds(using: str | None = None) -> tuple[list[KindStatistics], datetime | None]:
+    """
+    Return the statistics of each kind of lock in the last week, the longest holds first.
+
+    If there are more rows than are read, return since when the statistics count, too; otherwise None.
+    """
     rows = Hold.objects.filter(ended__gte=timezone.now() - PERIOD)
     rows = rows.filter(alias=using) if using else rows
     found: dict[str, list[Row]] = {}
-    for name, outcome, waited, held, ttl in rows.values_list("template", "outcome", "waited", "held", "ttl")[:ROWS]:
+    latest = list(rows.values_list("ended", "template", "outcome", "waited", "held", "ttl")[: ROWS + 1])
+    for _ended, name, outcome, waited, held, ttl in latest[:ROWS]:
         found.setdefault(name, []).append((outcome, waited, held, ttl))
-    return sorted((_kind(name, rows) for name, rows in found.items()), key=lambda kind: -kind.hold[1])
+    since = latest[ROWS - 1][0] if len(latest) > ROWS else None
+    return sorted((_kind(name, rows) for name, rows in found.items()), key=lambda kind: -kind.hold[1]), since
 
 
 def _kind(name: str, rows: list[Row]) -> KindStatistics:

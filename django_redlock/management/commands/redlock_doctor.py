@@ -94,7 +94,7 @@ class Command(OperatorCommand):
             try:
                 if alias is not None:
                     read_alias(alias)  # raises if there is none
-                found = kinds(alias)
+                found, since = kinds(alias)
             except InvalidRedlockError as error:
                 raise CommandError(f"{error} ({error.code})", returncode=MISUSED) from None
             except DatabaseError as error:
@@ -102,6 +102,8 @@ class Command(OperatorCommand):
                     raise
                 text = f"The history cannot be read ({error}): type manage.py migrate {Hold._meta.app_label}"
                 raise CommandError(text, returncode=MISUSED) from None
+            if since:
+                self.stdout.write(f"Only the latest locks, since {since.isoformat(' ', 'minutes')}:")
             for kind in found:
                 times = f", {kind.hold[0]:.2f} s (median), {kind.hold[1]:.2f} s (99 of 100)" if kind.holds else ""
                 self.stdout.write(
