@@ -22,7 +22,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
-from ..core.names import slug
+from ..core.names import queue_of, slug
 from ..exceptions import printable
 from ..handler import locks
 from ..inventory import LockReport, held_locks
@@ -255,16 +255,16 @@ class HeldLockChangeList(ChangeList):
         self._forget_strange_parameters()
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
+        named = _slugs(self.query)
         if self.banners is None:  # Django calls this method a second time for an action
-            also = [slug(self.query)] if self.query else []
-            self.banners = [] if self._acts_on_keys(request) else list(banners(request.GET.get(ALIAS), also))
+            self.banners = [] if self._acts_on_keys(request) else list(banners(request.GET.get(ALIAS), named))
         found = HeldLocks(lock for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks)
         self.tiles = list(self._tiles(dict(request.GET.items())))
         for spec in self.filter_specs:
             found = spec.queryset(request, found)  # type: ignore[assignment, arg-type]  # a list, not a queryset
         words = self.query.casefold().split()
         if words:
-            found = found.matching(lambda lock: _has_all(lock, words))
+            found = found.matching(lambda lock: _is_one_of(lock, named) or _has_all(lock, words))
         # Those first that most people wait for, then those in trouble, then the longest holds.
         found = HeldLocks(sorted(found, key=urgency))
         for column, direction in reversed(self.get_ordering_field_columns().items()):
@@ -348,6 +348,15 @@ class HeldLockChangeList(ChangeList):
         yield Tile(gettext("Longest hold"), longest, "", link(remove=[ORDER_VAR]))
         panel = reverse("admin:redlock_heldlock_nodes", current_app=self.model_admin.admin_site.name)
         yield _nodes(snapshots, panel)
+
+
+def _slugs(query: str) -> set[str]:
+    """Return the slugs of the locks that a search may name: one, or several, as their holder names them."""
+    return {slug(name) for name in (query, *query.split(", ")) if name}
+
+
+def _is_one_of(lock: LockReport, slugs: set[str]) -> bool:
+    return lock.slug in slugs or queue_of(lock.slug) in slugs
 
 
 def _has_all(lock: LockReport, words: list[str]) -> bool:

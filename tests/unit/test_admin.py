@@ -26,6 +26,7 @@ from django.utils.timezone import now
 
 from django_redlock import lock, locks
 from django_redlock.admin import HeldLockAdmin
+from django_redlock.core.names import SHOWN
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
 from django_redlock.models import HeldLock, key_of
 from tests.held import (
@@ -299,6 +300,23 @@ def test_filter_search_sort_and_pages(five, viewer):
     assert names(viewer.get(LIST, {"o": "-0"}))[0] == "orders:59"
     assert names(viewer.get(LIST, {"o": "5.0"}))[:2] == ["orders:59", "orders:00"]
     assert names(viewer.get(LIST, {"o": "-5"}))[0] == "orders:58"
+
+
+def test_a_lock_is_found_by_its_whole_name(five, viewer):
+    """A name that the list cuts short finds its lock, and the names of one lock, as its lease joins them, find each."""
+    long = "Заказ:" + "ж" * 120
+    for name in (long, long + "ж", "stock:1", "stock:2"):
+        put(name)
+
+    def found(text: str) -> list[str]:
+        return sorted(row.name for row in viewer.get(LIST, {"q": text}).context["cl"].result_list)
+
+    with lock(long + "!", limit=2):
+        [permit] = found(long + "!")
+
+    assert permit.startswith(f"{long[:SHOWN]}… #")
+    assert [len(found(text)) for text in (long, long[:50], long + "?")] == [1, 2, 0]
+    assert found("stock:1, stock:2") == ["stock:1", "stock:2"]
 
 
 def test_what_people_wait_for_comes_first(five, viewer):

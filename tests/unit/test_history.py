@@ -1,5 +1,7 @@
 """The history of locks: what is recorded, when, and the advice it gives."""
 
+import html
+import re
 import subprocess
 import sys
 import threading
@@ -366,6 +368,23 @@ def test_the_list_and_the_chart(viewer):
     counted = viewer.get(LIST, {"_facets": "True"}).content.decode()
     assert ("lost: expired (31)" in counted, ">expired (31)" in counted) == (True, False)
     assert [text for text in ("held: 0.4 ms, 0.4 ms", "held: 14 min, 14 min") if text not in chart] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [("orders:7", 1), (["stock:1", "stock:2"], 2), ("orders:" + "7" * 220, 1), ("Заказ:" + "ж" * 120, 1)],
+    ids=["short", "several", "long", "many bytes"],
+)
+def test_a_former_lock_leads_to_that_which_is_held_now(recorder, viewer, names, found):
+    """The link of a row finds a lock with the same names, also where names are cut short."""
+    lock(names).acquire().release()
+    recorder.flush()
+    [link] = re.findall(r'href="([^"]*/heldlock/\?q=[^"]*)"', viewer.get(LIST).content.decode())
+    with lock("beside"), lock(names):
+        listed = viewer.get(html.unescape(link)).context["cl"].result_list
+
+    assert len(listed) == found
+    assert "beside" not in [row.name for row in listed]
 
 
 def test_the_history_needs_its_permission_and_cannot_be_changed():

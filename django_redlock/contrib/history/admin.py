@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...admin.base import ReadOnlyAdmin, column
 from ...admin.rows import DASH, labelled
+from ...core.names import SHOWN
 from ...inventory.model import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
@@ -72,7 +73,8 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description=_("now"))
     def live(self, row: Hold) -> SafeString:
         """Return a link that looks for the lock among the held locks."""
-        query = urlencode({"q": row.name, "using": row.alias})
+        name = row.name if len(row.name) < 200 else row.name[:SHOWN]  # the row may lack the rest, as the list does
+        query = urlencode({"q": name, "using": row.alias})
         address = reverse(HELD_LOCKS, current_app=self.admin_site.name)
         text = gettext("Look for “%(lock)s” among the held locks") % {"lock": row.name}
         link = format_html('<a href="{}?{}" aria-label="{}">{}</a>', address, query, text, gettext("show"))
