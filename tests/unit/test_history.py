@@ -24,10 +24,11 @@ from django.utils.timezone import localtime
 from django_redlock import LockTakenError, lock, locks
 from django_redlock.contrib.history import models
 from django_redlock.contrib.history import recorder as recorders
-from django_redlock.contrib.history.admin import DASH
+from django_redlock.contrib.history.admin import DASH, OUTCOMES
 from django_redlock.contrib.history.models import Hold, kinds
 from django_redlock.contrib.history.recorder import KEEP, Recorder
 from django_redlock.contrib.telemetry import unlisten
+from django_redlock.core.protocol import EndReason, Outcome
 from tests.held import client_of, nodes_in_memory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -368,6 +369,24 @@ def test_the_list_and_the_chart(viewer):
     counted = viewer.get(LIST, {"_facets": "True"}).content.decode()
     assert ("lost: expired (31)" in counted, ">expired (31)" in counted) == (True, False)
     assert [text for text in ("held: 0.4 ms, 0.4 ms", "held: 14 min, 14 min") if text not in chart] == []
+
+
+def test_the_filter_of_outcomes_lists_the_rows_of_its_label(recorder, viewer):
+    """A lock whose loss the release finds is listed as superseded, and not among attempts that were given up."""
+    lost = lock("lost", renew=False).acquire()
+    for node in locks["default"].nodes:
+        node.store.reset()
+    with lock("lost"):
+        assert lost.release() == "taken"
+        with pytest.raises(LockTakenError):
+            lock("lost", wait=0).acquire()
+    recorder.flush()
+
+    def rows(outcome: str) -> list[bool]:
+        return [row.held is None for row in viewer.get(LIST, {"outcome": outcome}).context["cl"].result_list]
+
+    assert (rows("taken"), rows("superseded")) == ([True], [False])
+    assert {*OUTCOMES} == {*EndReason, *Outcome, "no_quorum"} - {"forked"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ OUTCOMES = {
     "superseded": ("bad", _("lost: superseded")),
     "forgotten": ("bad", _("lost: forgotten by the nodes")),
     "fenced": ("bad", _("lost: refused by the database")),
-    "margin": ("bad", _("lost: too little time left")),
     "heartbeat": ("bad", _("lost: no heartbeat")),
     "max_hold": ("bad", _("lost: max_hold reached")),
     "max_extensions": ("bad", _("lost: max_extensions reached")),
@@ -118,8 +117,7 @@ def _label(outcome: str) -> tuple[str, Any]:
 
 def _outcome(row: Hold) -> SafeString:
     """Return the label of an outcome, styled by its level."""
-    # A release that finds another holder has the same outcome as an attempt that finds one.
-    level, text = _label("superseded" if row.outcome == "taken" and row.held is not None else row.outcome)
+    level, text = _label(row.outcome)
     return format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
 
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...core.protocol import EndReason, Outcome
+from ...core.protocol import EndReason
 
 
 class Hold(models.Model):
@@ -44,10 +44,8 @@ ROWS = 50_000  # only the latest rows are read
 FEW = 20  # with fewer holds, there is no advice
 Row = tuple[str, float, float | None, float | None]
 
-LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
-    Outcome.TAKEN
-}
-OUTLIVED = (EndReason.EXPIRED, EndReason.SUPERSEDED, Outcome.TAKEN)  # the losses that a longer lease prevents
+LOST: frozenset[str] = frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}
+OUTLIVED = (EndReason.EXPIRED, EndReason.SUPERSEDED)  # the losses that a longer lease prevents
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +135,8 @@ def _kind(name: str, rows: list[Row]) -> KindStatistics:
         holds=len(held),
         refused=sum(hold is None for _, _, hold, _ in rows),
         taken=sum(hold is None for _, hold in answered),
-        lost=sum(outcome in LOST and hold is not None for outcome, _, hold, _ in rows),
-        outlived=sum(outcome in OUTLIVED and hold is not None for outcome, _, hold, _ in rows),
+        lost=sum(outcome in LOST for outcome, _, _, _ in rows),
+        outlived=sum(outcome in OUTLIVED for outcome, _, _, _ in rows),
         hold=_spread(held),
         wait=_spread([waited for waited, _ in answered]),
         ttl=max((ttl or 0.0 for _, _, _, ttl in rows), default=0.0),
