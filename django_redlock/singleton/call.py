@@ -149,15 +149,24 @@ def _claim(call: Call) -> Steps[Holder | None]:
     """
     confirmation = ConfirmationWait()
     while (holder := (yield from _claim_once(call))) and holder.state is SlotState.CLAIMED:
-        yield from confirmation.awaited(call.ticket.waiting, holder)
+        try:
+            yield from confirmation.awaited(call.ticket.waiting, holder)
+        except QuorumUnavailableError:
+            if holder.task_id:
+                raise
+            # The slot may be free, and those away for which the nodes keep it.
+            holder = yield from _claim_once(call, barge=True)
+            if holder and holder.state is SlotState.CLAIMED:
+                raise
+            return holder
     return holder
 
 
-def _claim_once(call: Call, adopt: str = "") -> Steps[Holder | None]:
+def _claim_once(call: Call, adopt: str = "", barge: bool = False) -> Steps[Holder | None]:
     """Claim the slot, also from the holder with the secret *adopt*; return the holder if it is taken."""
     ticket = call.ticket
     about = (yield from _described(call)) if ticket.trailing else ""
-    found = yield Claim(ticket, call.ttl, adopt, about)
+    found = yield Claim(ticket, call.ttl, adopt, about, barge)
     if isinstance(found, Holder):
         return found
     call.claim = found

@@ -111,6 +111,7 @@ class Nodes:
         ttl, state = max(MIN_TTL, min(CLAIM, question.ttl)), SlotState.CLAIMED
         owner = owner_here("task", self.label, ticket.task_id, ttl=ttl, state=state, call=question.call)
         wanted = Wanted.left_alone(ticket.waiting, owner, ticket.secret, adopt=question.adopt)
+        wanted = wanted._replace(barge=True) if question.barge else wanted
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):

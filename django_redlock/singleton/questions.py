@@ -89,12 +89,14 @@ class Claim(Question):
         ttl: For how long the message's slot will last, in seconds; the claim itself ends after ten.
         adopt: Secret of a holder from which the lock may be taken over.
         call: What describes a pending call.
+        barge: Whether to take the lock before those that wait for it.
     """
 
     ticket: Ticket
     ttl: float
     adopt: str = ""
     call: str = ""
+    barge: bool = False
 
 
 @without_secrets

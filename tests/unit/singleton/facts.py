@@ -140,6 +140,8 @@ class Facts:
                 self.now += seconds
             case ask.Look(names):
                 return tuple(self.locks.get(name, FREE) for name in names)
+            case ask.Claim(barge=False) if self.first:
+                return Holder(None, SlotState.CLAIMED, None)
             case ask.Claim(ticket, _, adopt, call):
                 self.locks |= self.meanwhile
                 return self._claim(ticket, adopt, call)

@@ -284,6 +284,17 @@ def test_call_waits_a_second_for_a_message_that_may_be_sent() -> None:
     assert 0.8 < facts.now - 1000.0 <= 1.0
 
 
+def test_call_takes_a_free_slot_whose_messages_are_away() -> None:
+    """After a second, so that a message that comes back in time is not overtaken; then later calls join this one."""
+    verdict, facts = decided(send, first=(1,))
+
+    assert isinstance(verdict, Sent)
+    assert not verdict.unanswered
+    assert facts.asked_for(Send)[0].claim
+    assert 0.8 < facts.now - 1000.0 <= 1.0
+    assert isinstance(decided(send, first=(1,), locks=WAITS)[0], Joined)
+
+
 @pytest.mark.parametrize(
     ("number", "counts"), [("1", True), ("999999999", True), ("1000000000", False), ("²", False), ("-1", False)]
 )
