@@ -5,6 +5,7 @@ Signals are passed on to the group. When the lock is lost, the group gets SIGTER
 grace period, SIGKILL. If this process is killed, nobody renews the lock any more, and a guardian does the same.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 from ..runtime.clock import steady
+
+log = logging.getLogger("django_redlock")
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
@@ -51,6 +54,7 @@ class Child:
         self._grace = grace
         self._deadline: float | None = None  # when a group that received the signal must be gone
         self._reaped = False
+        self.is_out_of_reach = False  # whether it is known to belong to another user
         self._mutex = threading.RLock()  # reentrant: a signal may arrive while this thread has it
         self._guardian = subprocess.Popen(
             ["/bin/sh", "-c", GUARDIAN, "redlock_run", str(round(grace))],
@@ -76,8 +80,11 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to the whole group, unless the program has ended."""
         with self._mutex:
-            if not self._reaped:  # until then, no other process can get its number
-                _kill_group(self.pid, number)
+            if self._reaped:  # from then on, another process can get its number
+                return
+            if not _kill_group(self.pid, number) and _is_out_of_reach(self.pid) and not self.is_out_of_reach:
+                self.is_out_of_reach = True
+                log.error("the program belongs to another user, so no signal of this process reaches it")
 
     def end(self) -> None:
         """Send the group SIGTERM now and SIGKILL after the grace period; return at once, in any thread."""
@@ -141,6 +148,17 @@ def _kill_group(group: int, number: int) -> bool:
     except PermissionError:  # macOS reports this for a group in which only its leader is left, which has ended
         return False
     return True
+
+
+def _is_out_of_reach(pid: int) -> bool:
+    """Return whether a process belongs to another user."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        pass
+    return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import operator
 import os
 import pty
 import re
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
+from tests.conftest import needs
 from tests.services import ended
 from tests.shop.helpers import is_free
 from tests.waiting import wait_until
@@ -210,7 +212,7 @@ def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, ma
     with manager.lock("nightly") as lease:
         code = redlock_run._run(["sleep", str(PATIENCE)], lease, grace=1)
 
-    assert code == 128 + signal.SIGUSR1
+    assert code == (128 + signal.SIGUSR1, False)
 
 
 def test_lost_lock_ends_the_program_and_its_children(live, nodes):
@@ -226,6 +228,23 @@ def test_lost_lock_ends_the_program_and_its_children(live, nodes):
     assert code == 76
     assert "the lock 'nightly' was lost: the lease ran out before it could be extended" in err
     wait_until(lambda: all(map(ended, pids)))
+
+
+def test_program_of_another_user_goes_on_and_that_is_said(live):
+    """As with ``sudo``: no signal reaches it, so nothing says that it was ended."""
+    found = os.geteuid() == 0 and shutil.which("setpriv")
+    needs("the command setpriv, as root", found, "apt-get install util-linux")
+    live.env["LIVE_TTL"] = "2"
+    without = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", sys.executable, "-m", "django"]
+    program = ["setpriv", "--reuid", "65534", "--clear-groups", "sleep", "4"]
+    command = [*without, "redlock_run", "nightly", "--max-hold", "1", "--grace", "0", "--", *program]
+    live.append(spawn(command, cwd=CHECKOUT, env=live.env, stdin=PIPE, stdout=PIPE, stderr=PIPE))
+
+    _, err, code = outcome(live[-1])
+
+    assert code == 76
+    assert "Could not end 'setpriv', which belongs to another user, although the lock 'nightly' was lost" in err
+    assert "no signal of this process reaches it" in err
 
 
 @pytest.mark.endurance
