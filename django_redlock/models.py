@@ -128,8 +128,9 @@ class HeldLock(models.Model):
         """The state in words; if the work of the holder is over, until when the lock stays taken."""
         if not (until := self.lock.kept_until):
             return self.lock.status("")
-        ends, now = localtime(datetime.fromtimestamp(until, UTC)), localtime()
-        return self.lock.status(f"{ends:%H:%M:%S}" if ends.date() == now.date() else f"{ends:%Y-%m-%d %H:%M}")
+        ends = localtime(datetime.fromtimestamp(until, UTC))
+        today = ends.date() == datetime.now(ends.tzinfo).date()
+        return self.lock.status(f"{ends:%H:%M:%S}" if today else f"{ends:%Y-%m-%d %H:%M}")
 
 
 def key_of(fingerprint: str, alias: str, slug: str) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlencode
 import pytest
 from celery import Celery, _state
 from django import urls
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
@@ -115,8 +116,10 @@ def test_a_held_lock_is_shown(five, viewer):
     assert "redlock-degraded" in degraded
 
 
-def test_lock_of_which_the_work_is_over_is_shown_as_held_until(five, viewer):
-    """Nobody renews it, so the pages do not show a lease; operators see when it ends by itself."""
+@pytest.mark.parametrize("aware", [True, False])
+def test_lock_of_which_the_work_is_over_is_shown_as_held_until(five, viewer, monkeypatch, aware):
+    """Nobody renews it, so the pages do not show a lease; operators see when it ends, whatever USE_TZ says."""
+    monkeypatch.setattr(settings, "USE_TZ", aware)  # not override_settings, which uses connections of other tests
     key = put("nightly", left=3600, state="held", kind="command", label="backup", ttl=3000.0)
 
     for page in (text_of(viewer, LIST), text_of(viewer, DETAIL, key=key)):
