@@ -20,7 +20,7 @@ from django.test import AsyncRequestFactory, override_settings
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, celery, lock, locks, signals
 from django_redlock.contrib.telemetry import template
 from django_redlock.exceptions import EXPLANATIONS
-from django_redlock.inventory import find_lock, force_release
+from django_redlock.inventory import ask_to_stop, find_lock, force_release
 from django_redlock.testing import Servers
 from tests.waiting import wait_until
 
@@ -284,13 +284,17 @@ def test_the_app_installs_the_metrics():
 
 
 def test_an_opentelemetry_export(three):
-    """Waiting and holding are spans with a status, and in histograms; the name itself appears nowhere."""
+    """Waiting and holding are spans, failed only if one gave up or lost; the name itself appears nowhere."""
     spans, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
     otel.install()
     try:
+        lock("kept", hold_for=60).acquire().release()
+        lost = lock("lost", renew=False).acquire()
+        force_release("lost", find_lock("lost").fingerprint)
+        lost.release()
         with trace.get_tracer("test").start_as_current_span("request") as request:
             with lock("orders:7"):
                 with pytest.raises(LockTakenError):
@@ -304,7 +308,8 @@ def test_an_opentelemetry_export(three):
     assert waited.attributes["redlock.lock"] == "orders:*"
     assert waited.end_time >= waited.start_time
     assert found["redlock acquire", "taken"].status.status_code.name == "ERROR"
-    assert found["redlock hold", "released"].status.status_code.name == "UNSET"
+    ends = {outcome: span.status.status_code.name for (name, outcome), span in found.items() if name == "redlock hold"}
+    assert ends == {"released": "UNSET", "held": "UNSET", "expired": "ERROR"}
     data = json.loads(reader.get_metrics_data().to_json())
     names = {metric["name"] for scope in data["resource_metrics"][0]["scope_metrics"] for metric in scope["metrics"]}
     assert {"redlock.wait", "redlock.hold"} <= names
@@ -359,3 +364,33 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, regi
     commands = {"redlock_doctor", "redlock_clear", "redlock_list"}
     assert asked - commands - scraped == set()
     assert len(asked) >= 6
+
+
+def test_the_dashboard_counts_what_was_lost_and_what_was_taken_away(three, registry):
+    """Neither an orderly end with a minimum hold nor a request to stop is counted, and a forced release is, as both."""
+
+    def counted(part: str) -> list[dict[str, str]]:
+        """Return the labels of the counters above 0 that the panel asks for whose title has this part."""
+        panels = json.loads((DOCS / "monitoring" / "grafana.json").read_text())["panels"]
+        [panel] = [panel for panel in panels if part in panel["title"]]
+        asked = panel["targets"][0]["expr"].replace("$alias", ".*")
+        [(metric, selector)] = re.findall(r"(redlock_\w+){(.*?)}", asked)
+        conditions = re.findall(r'(\w+)(=~?|!~)"(.*?)"', selector)
+        return [
+            sample.labels
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == metric and sample.value
+            if all((op != "!~") == bool(re.fullmatch(value, sample.labels[label])) for label, op, value in conditions)
+        ]
+
+    lock("kept", hold_for=60).acquire().release()
+    with lock("busy"):
+        ask_to_stop("busy", find_lock("busy").fingerprint)
+        assert (counted("lost"), counted("took away")) == ([], [])
+    taken = lock("taken", renew=False).acquire()
+    force_release("taken", find_lock("taken").fingerprint)
+    taken.extend()
+
+    assert [(labels["lock"], labels["outcome"]) for labels in counted("lost")] == [("taken", "revoked")]
+    assert [labels["outcome"] for labels in counted("took away")] == ["released"]

@@ -27,7 +27,7 @@ def install() -> None:
     tracer, meter = trace.get_tracer(NAME), metrics.get_meter(NAME)
     waits = meter.create_histogram("redlock.wait", "s", "How long it took to get a lock, or until one gave up.")
     holds = meter.create_histogram("redlock.hold", "s", "How long a lock was held.")
-    forced = meter.create_counter("redlock.forced", description="Locks that an operator took away.")
+    forced = meter.create_counter("redlock.forced", description="Forced releases and requests to stop.")
     downs = meter.create_counter("redlock.node.down", description="How often a node stopped answering.")
 
     def span(name: str, seconds: float, about: dict[str, Any], failed: str = "") -> None:

@@ -112,7 +112,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
         if how in LOSSES:
             lost.labels(sender.alias, name, how).inc()
 
-    forced = Counter("redlock_forced", "Locks that an operator took away.", ["alias", "outcome"], registry=registry)
+    forced = Counter("redlock_forced", "Forced releases and requests to stop.", ["alias", "outcome"], registry=registry)
     downs = Counter("redlock_node_down", "How often a node stopped answering.", ["alias", "node"], registry=registry)
     listen(
         UID,
