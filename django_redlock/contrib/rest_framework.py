@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.exceptions import BadRequest
+from django.http import JsonResponse
 
 from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, missing_extra
 from ..frameworks import Framework, is_framework
@@ -18,7 +19,6 @@ from ..views import PROBLEM, problem_of
 
 try:
     from rest_framework.exceptions import ParseError
-    from rest_framework.response import Response
     from rest_framework.views import exception_handler as handle_exception
     from rest_framework.views import set_rollback
 except ModuleNotFoundError as error:
@@ -38,7 +38,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Any:
     set_rollback()
     problem, retry_after = problem_of(error)
     headers = {"Retry-After": str(retry_after), "Cache-Control": "no-store"}
-    return Response(problem, status=problem["status"], headers=headers, content_type=PROBLEM)
+    # Not the framework's own response, which the renderer that the client prefers would write, perhaps as HTML.
+    return JsonResponse(problem, status=problem["status"], headers=headers, content_type=PROBLEM)
 
 
 class RestFramework(Framework):

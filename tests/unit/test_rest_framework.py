@@ -23,6 +23,7 @@ pytest.importorskip("rest_framework", reason="needs Django REST framework: pip i
 from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.generics import UpdateAPIView
+from rest_framework.renderers import JSONRenderer, StaticHTMLRenderer
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.test import APIClient, APIRequestFactory
@@ -31,6 +32,7 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_redlock import StaleTokenError, lock, locked_view, locks
 from django_redlock.contrib.rest_framework import exception_handler
+from tests.shop.api import pay_inside
 from tests.shop.helpers import during, is_free, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import save_as_paid
@@ -731,11 +733,13 @@ def test_forgotten_key_is_found_whatever_is_around_the_decorator(settings):
 # Errors
 
 
-def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings):
-    """Our exception handler answers errors of a lock inside the view, and leaves others to the framework."""
+@pytest.mark.parametrize("renderer", [JSONRenderer, StaticHTMLRenderer])
+def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings, monkeypatch, renderer):
+    """Our handler answers errors of a lock inside a view, in JSON whatever else the view writes; others it leaves."""
     assert exception_handler(StaleTokenError("order:7", 3), {}).status_code == 409
     assert exception_handler(ZeroDivisionError(), {}) is None
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": HANDLER}
+    monkeypatch.setattr(pay_inside.cls, "renderer_classes", [renderer])
 
     with lock("inside"):
         taken = api.post("/pay-inside/")
