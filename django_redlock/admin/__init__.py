@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.utils import unquote
@@ -179,7 +180,10 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
     def _check_view(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        if POLL in request.headers:  # a page that asks by itself is no sign that somebody is there
+        renewed = request.session.session_key != request.COOKIES.get(settings.SESSION_COOKIE_NAME)
+        # A page that asks by itself is no sign that somebody is there. If SECRET_KEY was rotated, Django has just put a
+        # new session in the place of the old one.
+        if POLL in request.headers and not renewed:
             request.session.save = lambda must_create=False: None  # type: ignore[method-assign]
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:

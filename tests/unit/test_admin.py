@@ -807,6 +807,19 @@ def test_page_that_asks_by_itself_does_not_prolong_a_session(five, viewer, setti
     assert ends() > begun
 
 
+@pytest.mark.parametrize("page", [LIVE, NODES, DETAIL])
+def test_page_that_asks_by_itself_keeps_a_session_that_django_renews(five, viewer, settings, page):
+    """After a rotation of SECRET_KEY, the first request gets a new session, also a poll; nobody is logged out."""
+    settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "rotated" * 10
+    key, keys = put("orders:7"), []
+
+    for _ in range(3):
+        assert viewer.get(page, {"key": key}, headers={"X-Redlock-Poll": "1"}).status_code == 200
+        keys.append(viewer.cookies["sessionid"].value)
+
+    assert keys == [Session.objects.get().session_key] * 3
+
+
 @pytest.mark.parametrize("name", ['<b title="x">&amp;', "\ue000 and \ue001"])
 def test_tickbox_is_that_of_django(name):
     """The tickbox of each row is the one that it would render itself, although its template is rendered only once."""
