@@ -188,6 +188,8 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         shared = {"checkbox": helpers.ACTION_CHECKBOX_NAME, "may_release": self.has_release_permission(request)}
+        if POLL in request.headers:
+            context["messages"] = ()  # the page that asks would drop them unread
         return self.page(request, f"admin/redlock/heldlock/{template}", **shared, **context)
 
     # Actions

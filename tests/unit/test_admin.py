@@ -820,6 +820,18 @@ def test_page_that_asks_by_itself_keeps_a_session_that_django_renews(five, viewe
     assert keys == [Session.objects.get().session_key] * 3
 
 
+@pytest.mark.parametrize("page", [LIVE, NODES, DETAIL])
+def test_page_that_asks_by_itself_leaves_messages_to_people(five, operator, page):
+    """A poll takes no message that another page has queued; the next page that a person opens shows it."""
+    left_alone = "it changed hands since you looked"
+    put("orders:7")
+    act(operator, "release", key_of(shown(B), "default", "{orders:7}"), follow=False)
+
+    polled = operator.get(page, {"key": row_key("orders:7")}, headers={"X-Redlock-Poll": "1"}).content.decode()
+
+    assert (left_alone in polled, left_alone in text_of(operator, LIST)) == (False, True)
+
+
 @pytest.mark.parametrize("name", ['<b title="x">&amp;', "\ue000 and \ue001"])
 def test_tickbox_is_that_of_django(name):
     """The tickbox of each row is the one that it would render itself, although its template is rendered only once."""
