@@ -262,7 +262,7 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
         self.message_user(request, text % {"lock": choice.name}, level)
         done = not choice.problem and outcome in DONE
         if done:
-            audit(request, action, choice.row, (choice.name, choice.alias, choice.fingerprint), outcome, reason)
+            audit(request, action, choice.row, (choice.slug, choice.alias, choice.fingerprint), outcome, reason)
         return done
 
     def _tell_what_is_left(self, request: HttpRequest, released: list[Choice]) -> None:
@@ -291,7 +291,7 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
             text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.")
             why = {"lock": choice.name, "why": type(error).__name__}
             self.message_user(request, text % why, messages.WARNING)
-        key = (choice.name, choice.alias, choice.fingerprint)
+        key = (choice.slug, choice.alias, choice.fingerprint)
         audit(request, "revoke", choice.row, key, outcome, f"task {printable(choice.task)}")
 
 

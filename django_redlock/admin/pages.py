@@ -27,12 +27,12 @@ from ..singleton.handle import celery_task
 from .changelist import Banner, NodeRow, banners
 from .rows import (
     DASH,
-    LOGGED_ALIAS,
     clock,
     entries_of,
     held_for,
     isolated,
     known_aliases,
+    logged,
     note_requests,
     remaining,
     stopping,
@@ -62,7 +62,7 @@ def detail(key: str) -> dict[str, Any]:
         raise Http404(gettext("There is no such lock.")) from None
     name = printable(name_of(slug))
     row = HeldLock.of(snapshot.locks[0]) if snapshot.locks else None
-    entries = entries_of([name]).filter(change_message__contains=LOGGED_ALIAS % alias)
+    entries = entries_of([name]).filter(change_message__contains=logged(slug, alias))
     about = {
         "name": name,
         "copied_name": "" if is_cut(name) else name,

@@ -23,7 +23,7 @@ from ..core.names import SHARED_KIND, is_cut
 from ..exceptions import printable
 from ..handler import locks
 from ..inventory import LockReport
-from ..inventory.model import State, duration, middle
+from ..inventory.model import State, duration, middle, name_of
 from ..models import HeldLock
 
 DASH = "\N{EN DASH}"
@@ -45,7 +45,6 @@ AUDITED = {
     "stop": (CHANGE, "Asked its holder to stop"),
     "revoke": (CHANGE, "Told the workers to revoke its task"),
 }
-LOGGED_ALIAS = "Alias %s, holder"  # distinguishes the entries about locks with the same name
 PERIOD = timedelta(days=1)  # after which a request to stop is no longer shown
 
 
@@ -212,15 +211,16 @@ def audit(
         request: The request of the operator.
         action: A key of ``AUDITED``.
         row: The lock before the action; None if it was not found.
-        key: The name of the lock, its alias, and the fingerprint of the holder.
+        key: The slug of the lock, its alias, and the fingerprint of the holder.
         outcome: Its result.
         reason: What the operator wrote.
     """
-    name, alias, fingerprint = key
+    slug, alias, fingerprint = key
+    name = printable(name_of(slug))
     flag, done = AUDITED[action]
     left = f"{row.remaining:.1f} s left" if row and row.remaining is not None else "no time known"
     holder = row.holder or "another program" if row else "unknown"
-    parts = [f"{done} ({outcome}).", f"{LOGGED_ALIAS % alias} {holder}, fingerprint {fingerprint}, {left}."]
+    parts = [f"{done} ({outcome}).", f"{logged(slug, alias)} {holder}, fingerprint {fingerprint}, {left}."]
     LogEntry.objects.create(
         user_id=request.user.pk,  # type: ignore[misc]  # an administrator has one, of whatever type
         content_type=ContentType.objects.get_for_model(HeldLock, for_concrete_model=False),
@@ -229,6 +229,12 @@ def audit(
         action_flag=flag,
         change_message=" ".join([*parts, f"Reason: {reason}"] if reason else parts),
     )
+
+
+def logged(slug: str, alias: str) -> str:
+    """Return the words of an entry that distinguish its lock from others that are shown with the same name."""
+    key = "" if slug == "{" + printable(name_of(slug)) + "}" else f" key {printable(slug)},"
+    return f"Alias {alias},{key} holder"
 
 
 def entries_of(names: Iterable[str]) -> QuerySet[LogEntry]:
@@ -244,6 +250,6 @@ def note_requests(rows: Iterable[HeldLock]) -> None:
     recent = recent.filter(change_message__startswith=AUDITED["stop"][1])
     asked = list(recent.values_list("object_id", "change_message", "action_time"))
     for row in rows:
-        holder = (LOGGED_ALIAS % row.alias, f"fingerprint {row.lock.fingerprint},")
+        holder = (logged(row.lock.slug, row.alias), f"fingerprint {row.lock.fingerprint},")
         times = [when for name, text, when in asked if name == row.name and all(part in text for part in holder)]
         row.asked = duration(max(1.0, (now() - max(times)).total_seconds())) if times else ""

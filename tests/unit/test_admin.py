@@ -27,7 +27,7 @@ from django.utils.timezone import now
 
 from django_redlock import lock, locks
 from django_redlock.admin import HeldLockAdmin
-from django_redlock.core.names import SHOWN
+from django_redlock.core.names import SHOWN, slug
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
 from django_redlock.models import HeldLock, key_of
 from tests.held import (
@@ -46,6 +46,7 @@ from tests.held import (
     row_key,
     run,
     shown,
+    value,
 )
 from tests.managers import stop_time
 
@@ -705,6 +706,22 @@ def test_the_page_of_a_lock(five, operator):
     assert text.count("no answer") == 1
     assert "task shop.import id-1 on web-1:77" in text
     assert "Nobody waits." in text
+
+
+@pytest.mark.parametrize(
+    ("slug", "other"),
+    [(slug("é" * 200 + "A"), slug("é" * 200 + "B")), ("{a}#1", "{a #1}"), ("{a #1}", "{a}#1"), ("{a\nb}", "{a\\nb}")],
+)
+def test_the_page_of_a_lock_has_no_entries_about_another_one(five, operator, slug, other):
+    """Two locks may be shown with the same name; what operators did to one is on its page alone."""
+    keys = [key_of(shown(A), "default", slug), key_of(shown(A), "default", other)]
+    for node in five:
+        node.store.put(slug, value(), 200)
+    act(operator, "release", keys[0])
+
+    pages = [text_of(operator, DETAIL, key=key) for key in keys]
+
+    assert ["Released by force" in page for page in pages] == [True, False]
 
 
 @pytest.mark.parametrize(
