@@ -11,6 +11,7 @@ from io import StringIO
 
 import pytest
 from celery.signals import worker_process_shutdown
+from django.conf import settings
 from django.contrib.auth.models import Permission, User
 from django.core import mail
 from django.core.management import CommandError, call_command
@@ -404,6 +405,17 @@ def test_a_former_lock_leads_to_that_which_is_held_now(recorder, viewer, names, 
 
     assert len(listed) == found
     assert "beside" not in [row.name for row in listed]
+
+
+def test_numbers_that_people_copy_have_no_separator(viewer, monkeypatch):
+    """With USE_THOUSAND_SEPARATOR, the list and the page of a row show process and token as other programs do."""
+    monkeypatch.setattr(settings, "USE_THOUSAND_SEPARATOR", True)
+    held("a", 1, 1.0)
+    Hold.objects.update(id=1, pid=54321, fencing_token=1796032652405249)
+
+    pages = [viewer.get(LIST + path).content.decode() for path in ("", "1/change/")]
+
+    assert [(">54321<" in page, ">1796032652405249<" in page) for page in pages] == [(True, True)] * 2
 
 
 def test_the_history_needs_its_permission_and_cannot_be_changed():

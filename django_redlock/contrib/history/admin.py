@@ -55,7 +55,11 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
     list_display = (
         *("name", "outcome_shown", "held_for", "waited_for", "ended"),
-        *("alias", "host", "pid", "extensions", "fencing_token"),
+        *("alias", "host", "process", "extensions", "token"),
+    )
+    fields = (
+        *("alias", "name", "template", "outcome", "waited", "held", "ttl", "extensions", "token"),
+        *("host", "process", "ended"),
     )
     list_filter = (("outcome", OutcomeFilter), "alias", "template")
     search_fields = ("name", "host")
@@ -68,6 +72,12 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     outcome_shown = column(_("outcome"), lambda row: _outcome(row), ordering="outcome")
     waited_for = column(_("waited"), lambda row: duration(row.waited), ordering="waited")
     held_for = column(_("held"), lambda row: DASH if row.held is None else duration(row.held), ordering="held")
+
+    # Not the fields themselves: Django would put separators of thousands into what people copy.
+    process = admin.display(description=_("process"), ordering="pid")(lambda self, row: str(row.pid))
+    token = admin.display(description=_("fencing token"), ordering="fencing_token")(
+        lambda self, row: DASH if row.fencing_token is None else str(row.fencing_token)
+    )
 
     @admin.display(description=_("now"))
     def live(self, row: Hold) -> SafeString:
