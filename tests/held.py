@@ -1,5 +1,6 @@
 """Held locks in any state, written straight into nodes in memory: what the tests of lists, pages and commands share."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,17 @@ def note_rounds(patch: pytest.MonkeyPatch, after: Callable[[], object] = lambda:
 
     patch.setattr(Driver, "ask", noted)
     return asked
+
+
+def ask_together(patch: pytest.MonkeyPatch, count: int) -> None:
+    """From now on, nodes answer only while *count* threads ask at once; a thread that asks alone fails."""
+    together, ask = threading.Barrier(count, timeout=20), Driver.ask
+
+    def asked(driver: Driver, round: Round) -> None:
+        together.wait()
+        ask(driver, round)
+
+    patch.setattr(Driver, "ask", asked)
 
 
 def findings(kind: str) -> list[Finding]:

@@ -25,7 +25,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import queue_of, slug
 from ..exceptions import printable
 from ..handler import locks
-from ..inventory import LockReport, held_locks
+from ..inventory import LockReport, held_in_each
 from ..inventory.model import TROUBLE, Snapshot, State, duration, urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
@@ -217,11 +217,11 @@ def banners(chosen: str | None = None, also: Iterable[str] = ()) -> Iterator[Ban
     except InvalidRedlockError as error:
         yield Banner("", None, str(error))
         return
-    for alias in [chosen] if chosen in names else names:
-        try:
-            yield Banner(alias, held_locks(alias, also=also))
-        except InvalidRedlockError as error:
-            yield Banner(alias, None, str(error))
+    for alias, found in held_in_each([chosen] if chosen in names else names, also=also).items():
+        if isinstance(found, InvalidRedlockError):
+            yield Banner(alias, None, str(found))
+        else:
+            yield Banner(alias, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,11 @@ lock, the nodes are asked again for the value with that fingerprint.
 """
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
+from django.db import connections
+
+from ..conf import InvalidRedlockError
 from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
 from ..core.protocol import SHOWN_WAITERS
@@ -64,6 +68,29 @@ def held_locks(
     """
     poll = Poll(locks[using], waiters=0)
     return run(poll, poll.pages(limit, seconds, also)).snapshot().parted()
+
+
+def held_in_each(
+    aliases: Iterable[str], *, seconds: float = MAX_SECONDS, also: Iterable[str] = ()
+) -> dict[str, Snapshot | InvalidRedlockError]:
+    """
+    Return what :func:`held_locks` returns or raises for each alias (internal).
+
+    All aliases are asked at once, so that silent nodes are waited for only once.
+    """
+    names, slugs = list(aliases), list(also)
+
+    def listing(alias: str) -> Snapshot | InvalidRedlockError:
+        try:
+            poll = Poll(locks[alias], waiters=0)
+            return run(poll, poll.pages(MAX_NAMES, seconds, slugs, len(names))).snapshot().parted()
+        except InvalidRedlockError as error:
+            return error
+        finally:
+            connections.close_all()  # those of this thread, which a receiver of a signal may have opened
+
+    with ThreadPoolExecutor(len(names) or 1, thread_name_prefix="django_redlock listing") as pool:
+        return dict(zip(names, pool.map(listing, names), strict=True))
 
 
 async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:

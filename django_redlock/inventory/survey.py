@@ -324,7 +324,7 @@ class Poll:
         yield from self.named(slugs)
         yield from self._processes()
 
-    def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Requests:
+    def pages(self, limit: int, seconds: float, also: Iterable[str] = (), sharers: int = 1) -> Requests:
         """
         Yield the requests for the whole index, then for the names that not every node reported.
 
@@ -332,9 +332,11 @@ class Poll:
             limit: How many names to ask for, about.
             seconds: For how long to send requests, about.
             also: The slugs to ask for by name if the listing is cut short.
+            sharers: How many listings run at once. They share a processor, so each has the time of all of them.
         """
         self._started = self.manager.runtime.clock()
         self._patience = max(seconds, SILENT_NODE)
+        seconds *= sharers
         cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
         if cursors:  # locks that never end come last in the indexes, and somebody must see to them
             yield from self._page(dict.fromkeys(cursors, ENDLESS))

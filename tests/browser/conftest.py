@@ -53,7 +53,8 @@ def live_site(django_db_setup, django_db_blocker, servers: Servers) -> Iterator[
 @pytest.fixture
 def site(transactional_db, nodes: Servers, live_site: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The same, with servers that run and hold nothing; its pages wait for late nodes, and its threads end in time."""
-    monkeypatch.setitem(inventory.held_locks.__kwdefaults__, "seconds", 7.0)
+    for listing in (inventory.held_locks, inventory.held_in_each):
+        monkeypatch.setitem(listing.__kwdefaults__, "seconds", 7.0)
     locks.reset()
     yield live_site
     for thread in threading.enumerate():

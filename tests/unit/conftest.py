@@ -13,7 +13,7 @@ from django_redlock.testing import Servers
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a listing ask all nodes for all pages: on a busy machine it would stop before the end."""
-    for listing in (inventory.held_locks, inventory.aheld_locks):
+    for listing in (inventory.held_locks, inventory.aheld_locks, inventory.held_in_each):
         monkeypatch.setitem(listing.__kwdefaults__, "seconds", 60.0)
 
 

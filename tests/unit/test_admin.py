@@ -39,6 +39,7 @@ from tests.held import (
     A,
     B,
     act,
+    ask_together,
     client_of,
     look,
     note_rounds,
@@ -278,6 +279,16 @@ def test_each_page_asks_each_node_once(five, operator, monkeypatch, django_asser
         assert sorted(node for round in asked for node in round.requests) == [0, 1, 2, 3, 4]
     with django_assert_num_queries(5):
         operator.get(LIST)
+
+
+def test_the_list_asks_all_aliases_at_once(viewer, monkeypatch):
+    """Silent nodes of several aliases are waited for only once."""
+    names = ["default", "other", "third"]
+    ask_together(monkeypatch, len(names))
+    with override_settings(REDLOCK={name: {"NODES": ["memory://a"], "KEY_PREFIX": name} for name in names}):
+        page = viewer.get(LIST)
+
+    assert [banner.alias for banner in page.context["cl"].banners if banner.is_known] == names
 
 
 # Filters, search, order, pages

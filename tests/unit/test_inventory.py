@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from django.conf import settings
 from django.test import override_settings
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
@@ -18,6 +19,7 @@ from django_redlock.inventory import (
     State,
     find_lock,
     force_release,
+    held_in_each,
     held_locks,
     stale_keys,
 )
@@ -303,6 +305,26 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
         held_locks(seconds=seconds)
 
     assert {round.timeout for round in asked} == {patience}
+
+
+def test_listings_at_once_have_the_time_of_all_of_them(five, monkeypatch):
+    """They share a processor, so each may take longer; none waits longer for a silent node."""
+    for number in range(3 * PAGE):
+        put_each(five, value(), *[200] * 5, name=f"n{number}")
+    take_time(monkeypatch, 7.0)
+    more = {name: {"NODES": ["memory://a"], "OPTIONS": {"node_timeout": 5.0}} for name in ("other", "third")}
+
+    alone = held_in_each(["default"], seconds=20)
+    with nodes_in_memory(node_timeout=5.0) as nodes, override_settings(REDLOCK={**settings.REDLOCK, **more}):
+        for number in range(3 * PAGE):
+            put_each(nodes, value(), *[200] * 5, name=f"n{number}")
+        take_time(monkeypatch, 7.0)
+        asked = note_rounds(monkeypatch)
+        together = held_in_each(["default", *more], seconds=20)
+        held_in_each(["default", *more], seconds=0.5)
+
+    assert [alone["default"].complete, *(each.complete for each in together.values())] == [False, True, True, True]
+    assert {round.timeout for round in asked} == {5.0, 0.75}
 
 
 def test_what_others_wrote_is_cut(five):

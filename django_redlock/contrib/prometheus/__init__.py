@@ -47,7 +47,7 @@ class NodesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Query the nodes of every alias."""
-        from ...inventory import State, held_locks  # only here: Django's apps must be ready
+        from ...inventory import State, held_in_each  # only here: Django's apps must be ready
         from ...inventory.model import name_of
 
         held = GaugeMetricFamily("redlock_held_locks", "Locks held now, by state.", labels=["alias", "state"])
@@ -61,10 +61,8 @@ class NodesCollector(Collector):
             aliases = list(locks)
         except InvalidRedlockError:
             aliases = []
-        for alias in aliases:
-            try:
-                snapshot = held_locks(alias)
-            except InvalidRedlockError:
+        for alias, snapshot in held_in_each(aliases).items():
+            if isinstance(snapshot, InvalidRedlockError):
                 spare.add_metric([alias], -1)  # with such settings no lock can be taken
                 continue
             counts = Count(lock.state.value for lock in snapshot.locks)
