@@ -85,15 +85,15 @@ def note_rounds(patch: pytest.MonkeyPatch, after: Callable[[], object] = lambda:
     return asked
 
 
-def ask_together(patch: pytest.MonkeyPatch, count: int) -> None:
-    """From now on, nodes answer only while *count* threads ask at once; a thread that asks alone fails."""
-    together, ask = threading.Barrier(count, timeout=20), Driver.ask
+def only_together(patch: pytest.MonkeyPatch, count: int, owner: type = Driver, method: str = "ask") -> None:
+    """From now on, a method returns only while *count* threads call it at once; by default, the one that asks nodes."""
+    together, call = threading.Barrier(count, timeout=20), getattr(owner, method)
 
-    def asked(driver: Driver, round: Round) -> None:
+    def called(*args: Any) -> Any:
         together.wait()
-        ask(driver, round)
+        return call(*args)
 
-    patch.setattr(Driver, "ask", asked)
+    patch.setattr(owner, method, called)
 
 
 def findings(kind: str) -> list[Finding]:

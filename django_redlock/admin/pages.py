@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -124,11 +125,15 @@ def _clearing(alias: str, name: str, slug: str) -> str:
 
 def panels() -> Iterator[Banner]:
     """Yield each alias with a description of its nodes, those in trouble first."""
-    for banner in banners():
+    found = list(banners())
+    nodes_of = {banner.alias: locks[banner.alias].nodes for banner in found if banner.snapshot}
+    # All at once, so that silent nodes of several aliases are waited for only once.
+    inspections = iter(inspect_all(tuple(chain(*nodes_of.values())), INSPECT_TIMEOUT, rights=False))
+    for banner in found:
         if (snapshot := banner.snapshot) is None:
             yield banner
             continue
-        inspected = inspect_all(locks[banner.alias].nodes, INSPECT_TIMEOUT, rights=False)
+        inspected = list(islice(inspections, len(nodes_of[banner.alias])))
         nodes = [
             # A silent node shows one reason, the later one.
             node if node.answered else replace(node, detail=each.detail or node.detail)

@@ -128,7 +128,7 @@ class Inspection:
 
 def inspect_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Inspection]:
     """Inspect all nodes at once; a node that does not answer costs *timeout* seconds a few times."""
-    with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock inspect") as pool:
+    with ThreadPoolExecutor(len(nodes) or 1, thread_name_prefix="django_redlock inspect") as pool:
         return list(pool.map(lambda node: inspect(node, timeout, rights=rights), nodes))
 
 

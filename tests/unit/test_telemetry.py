@@ -22,7 +22,7 @@ from django_redlock.contrib.telemetry import template
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
 from django_redlock.testing import Servers
-from tests.held import ask_together
+from tests.held import only_together
 from tests.waiting import wait_until
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="needs prometheus-client")
@@ -234,7 +234,7 @@ def test_an_alias_in_trouble_hides_nothing(three, registry):
 def test_a_scrape_asks_all_aliases_at_once(registry, monkeypatch):
     """Silent nodes of many aliases are waited for only once, and not for longer than Prometheus waits for a scrape."""
     names = {"default", "other", "third"}
-    ask_together(monkeypatch, len(names))
+    only_together(monkeypatch, len(names))
     with override_settings(REDLOCK={name: {"NODES": ["memory://a"], "KEY_PREFIX": name} for name in names}):
         metrics = {metric.name: metric for metric in registry.collect()}
 
