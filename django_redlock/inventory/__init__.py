@@ -86,11 +86,17 @@ def held_in_each(
             return run(poll, poll.pages(MAX_NAMES, seconds, slugs, len(names))).snapshot().parted()
         except InvalidRedlockError as error:
             return error
+
+    def listing_apart(alias: str) -> Snapshot | InvalidRedlockError:
+        try:
+            return listing(alias)
         finally:
             connections.close_all()  # those of this thread, which a receiver of a signal may have opened
 
+    if len(names) == 1:
+        return {names[0]: listing(names[0])}
     with ThreadPoolExecutor(len(names) or 1, thread_name_prefix="django_redlock listing") as pool:
-        return dict(zip(names, pool.map(listing, names), strict=True))
+        return dict(zip(names, pool.map(listing_apart, names), strict=True))
 
 
 async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:

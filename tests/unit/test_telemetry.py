@@ -320,7 +320,7 @@ def test_an_opentelemetry_export(three):
     assert waited.end_time >= waited.start_time
     assert found["redlock acquire", "taken"].status.status_code.name == "ERROR"
     ends = {outcome: span.status.status_code.name for (name, outcome), span in found.items() if name == "redlock hold"}
-    assert ends == {"released": "UNSET", "held": "UNSET", "expired": "ERROR"}
+    assert ends == {"released": "UNSET", "held": "UNSET", "revoked": "ERROR"}
     data = json.loads(reader.get_metrics_data().to_json())
     names = {metric["name"] for scope in data["resource_metrics"][0]["scope_metrics"] for metric in scope["metrics"]}
     assert {"redlock.wait", "redlock.hold"} <= names
