@@ -101,6 +101,7 @@ class Admission:
         self._run_ids: dict[int, str] = {}
         self._promotions: dict[int, str] = {}
         self._met: dict[int, float] = {}  # when this process first heard of the present run
+        self._began: dict[int, float] = {}  # since when the node has served the locks, as it said last
         self._last_reply: dict[int, float] = {}
         self._quarantined: dict[int, tuple[float, str, str]] = {}  # until when, why, and the option
         self._excluded: dict[int, str] = {}
@@ -265,7 +266,10 @@ class Admission:
         # each connection would keep the node from ever voting.
         age = now - self._met[node] if greeting.age is None else greeting.age
         up = max(0.0, age - 1)  # some servers count whole seconds, so the age may be nearly one too high
-        if known != greeting.run_id or promoted:
+        # A server that has served the locks for longer than it said before has another memory, as after SWAPDB.
+        other = now - age < self._began.get(node, now - age) - SAME_LOSS
+        self._began[node] = now - age
+        if known != greeting.run_id or promoted or other:
             # A clock that ran forward makes the age too long; this process knows better when the old run last answered.
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up

@@ -139,7 +139,8 @@ async def test_process_that_was_connected_votes_again_when_the_guard_time_is_ove
     assert 0 < error.retry_after <= TTL + 2
 
     with servers[0].client() as client:
-        served(client)
+        seconds, _ = client.time()
+        served(client, since=int((seconds - TTL - 2) * 1e6))
     process.ahead += TTL + 2
 
     await process.cycle(flavour)

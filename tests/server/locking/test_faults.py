@@ -216,6 +216,23 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
         assert of_lock == [f"t:{{a}}:{kind}"]
 
 
+@pytest.mark.parametrize("kind", ["h", "f"])
+@pytest.mark.parametrize("put", [("set", "abc"), ("rpush", "abc")], ids=["text", "type"])
+def test_damaged_key_ends_the_lease_of_its_own_lock_only(nodes: Servers, kind: str, put: tuple[str, str]):
+    """All leases of a process are extended in one request."""
+    manager = real_manager(nodes.urls, renew=False)
+    leases = [manager.lock(name).acquire() for name in ("good", "bad", "better")]
+    command, value = put
+    for node in nodes:
+        with node.client() as client:
+            client.delete(f"t:{{bad}}:{kind}")
+            getattr(client, command)(f"t:{{bad}}:{kind}", value)
+
+    manager.extend(leases)
+
+    assert [lease.extensions for lease in leases] == [1, 0, 1]
+
+
 async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
     """A waiter that cannot join the queue because of this leaves no half of a queue behind."""
     manager = real_manager(nodes.urls[:1])

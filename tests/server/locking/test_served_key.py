@@ -9,6 +9,7 @@ import redis
 from django_redlock import LockManager, QuorumUnavailableError
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Kind, Reply
 from django_redlock.core.rules import Rules
 from django_redlock.nodes import NodeSpec
 from django_redlock.nodes.backends import open_node
@@ -184,16 +185,56 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
             assert theirs == pytest.approx(store.serve(run, replication), abs=4.0), (about, since)
 
 
-def test_node_that_cannot_write_reports_no_age_unless_it_need_not_write(server: Server, client: redis.Redis):
-    """A full node has kept its data."""
-    client.config_set("maxmemory", "1")
-    assert greeting(server).age is None
-
-    client.config_set("maxmemory", "0")
+def test_full_node_can_tell_one_memory_from_another(server: Server, client: redis.Redis):
+    """It has kept its data and its age; and when it is emptied, everybody sees that, although it is full."""
     served(client)
     client.config_set("maxmemory", "1")
-
     assert greeting(server).age > WEEK - 1
+
+    client.flushall()
+
+    assert greeting(server).age == 0.0
+    assert greeting(server).mark == client.get("t:served")
+
+
+def test_age_begins_anew_after_keys_were_evicted(server: Server, client: redis.Redis):
+    """When the server may not evict any more: until then it has no vote, or need not have kept its data."""
+    served(client)
+    client.config_set("maxmemory-policy", "allkeys-random")
+    for number in range(1000):
+        client.set(f"other:{number}", "x" * 1000)
+    client.config_set("maxmemory", str(client.info("memory")["used_memory"] - 500_000))
+    client.set("other", "")
+    assert client.info("stats")["evicted_keys"] > 0
+    served(client)
+    assert greeting(server).age > WEEK - 1
+
+    client.config_set("maxmemory-policy", "noeviction")
+
+    assert greeting(server).age < 30.0
+    for policy in ("allkeys-random", "noeviction"):  # which evicts no more
+        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory-policy", policy)
+        before = client.get("t:served")
+        assert greeting(server).mark == before == client.get("t:served")
+
+
+def test_memory_that_comes_back_is_not_known_any_more():
+    """After SWAPDB, and again, the first memory lacks the locks that were taken meanwhile."""
+    now = [1000.0]
+    watch = Admission(Rules(3, restart_guard=True), ("a", "b", "c"), lambda: now[0], lambda: 1e9)
+    watch.greet(0, Greeting("r1", age=WEEK))
+    assert watch.objection(0) == ""
+    watch.greet(0, Greeting("r1", age=0.0))
+    assert "was emptied" in watch.objection(0)
+    now[0] += 100.0
+    watch.judge(0, Reply(Kind.GRANTED, time=1), now[0])
+    watch.greet(0, Greeting("r1", age=100.0))
+    assert watch.objection(0) == ""
+
+    watch.greet(0, Greeting("r1", age=WEEK + 100.0))
+
+    assert "was emptied" in watch.objection(0)
 
 
 def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time():

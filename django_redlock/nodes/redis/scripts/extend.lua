@@ -83,7 +83,9 @@ local outcomes, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV - 1, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
   local common = #ARGV[i + 1] > 1 and ARGV[i + 1]
-  local outcome, high, who = extend(key, names, shared, common, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
+  -- A key that another program has damaged ends the lease of its own lock, and no other one.
+  local whole, outcome, high, who = pcall(extend, key, names, shared, common, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
+  if not whole then outcome, high, who = 'R', '0', '' end
   if outcome == 'H' then held = held + 1 end
   if tonumber(high) > tonumber(top) then top = high end
   outcomes[#outcomes + 1] = outcome .. high .. who
