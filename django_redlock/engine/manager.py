@@ -92,6 +92,7 @@ class LockManager:
     ) -> None:
         self.alias = alias
         self.replaced = False  # whether another one is given out for the alias now, by new settings or by a test
+        self.elsewhere = False  # whether its locks are those of another process, which a simulation plays
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify

@@ -312,7 +312,7 @@ def current_lease(name: str | None = None, using: str = DEFAULT_ALIAS) -> Lease:
     lost: Lease | None = None
     for lease in _remembered():
         hold = lease.hold
-        if hold.keeper.alias != using or not (name is None or name in hold.names):
+        if hold.keeper.alias != using or hold.keeper.elsewhere or not (name is None or name in hold.names):
             continue
         if not hold.entered or hold.ended is EndReason.RELEASED:
             continue

@@ -114,7 +114,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         self._main = SimulatedProcess(self, "this process")
-        self._main.manager.surroundings = DjangoSurroundings()
+        self._main.manager.surroundings, self._main.manager.elsewhere = DjangoSurroundings(), False
         self._stack.enter_context(locks.substituted(self._using, self._main.manager))
         return self
 
@@ -291,6 +291,7 @@ class SimulatedProcess:
         self.manager = LockManager(
             simulation.nodes, rules, alias=simulation._using, notify=self._notify, runtime=simulation.runtime
         )
+        self.manager.elsewhere = True
         self.manager.driver.notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
         self.manager.driver.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
         self.manager.driver.loops = PerLoop(self._new_loop_side)

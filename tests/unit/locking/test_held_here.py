@@ -92,6 +92,20 @@ def test_lock_that_is_not_held_here_is_an_error_that_says_what_to_write():
         assert is_held()
 
 
+def test_lock_of_a_rival_is_not_held_here():
+    """In a simulation, the lease that a rival takes in the same thread is no lease of the code under test."""
+    with Simulation(ttl=10) as sim:
+        sim.rival().lock("a").acquire()
+        with pytest.raises(RuntimeError, match=NOT_HELD):
+            assert_locked("a")
+        with pytest.raises(RuntimeError, match="No lock is held here"):
+            current_lease()
+
+        with pytest.raises(LockLostError, match="'b' was lost"), lock("b"):  # noqa: PT012
+            sim.lose("b")
+            assert_locked("b")
+
+
 @pytest.mark.parametrize("others", [0, 30])
 def test_lost_lock_is_reported_as_lost(others: int):
     """Code inside the block learns of it, however many locks it has taken since; after the block, nothing is held."""
