@@ -38,7 +38,7 @@ from ..core.acquisition import Waiter
 from ..core.admission import Greeting
 from ..core.names import slug
 from ..core.node_state import NodeState
-from ..core.protocol import EndReason, Kind, Reply, Request, Survey
+from ..core.protocol import Acquire, EndReason, Kind, Reply, Request, Survey
 from ..core.rules import DEFAULT_ALIAS, Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
@@ -109,6 +109,7 @@ class Simulation:
         self._events: list[tuple[float, int, Action]] = []
         self._processes: list[SimulatedProcess] = []
         self._leases: list[Lease] = []
+        self._passed_on: set[str] = set()  # the secrets of holders whose lock was taken over from them on purpose
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._stack = ExitStack()
 
@@ -263,8 +264,13 @@ class Simulation:
         return next(one for one in self._processes if manager in one.managers)
 
     def _granted(self, who: "SimulatedProcess", lease: Lease) -> None:
-        """Record a new holder, and an overlap with every other holder that considers the lock its own."""
+        """Record a new holder, and each overlap with one that considers the lock its own and has not passed it on."""
+        taken = lease.hold.takeover.requests.values() if lease.hold.takeover else ()
+        self._passed_on |= {request.adopt for request in taken if isinstance(request, Acquire)}
+        self._passed_on.discard(lease.hold.secret)  # handed back
         for other in self._leases:
+            if other.hold.secret in self._passed_on:
+                continue
             one, two = lease.hold, other.hold
             together = (one.shared and two.shared) or (one.limit == two.limit and one.permit() != two.permit())
             if not (together or set(one.names).isdisjoint(two.names)) and two.remaining(self._now) > 0:

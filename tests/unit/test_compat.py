@@ -569,6 +569,23 @@ async def test_token_that_was_handed_over(make, chosen):
         await done(sender.release())
 
 
+async def test_token_that_is_handed_over_is_no_overlap_in_a_simulation(make, sim):
+    """The sender gave the lock away; two holders of which neither did are still found, also after that."""
+    sender, receiver = make(timeout=20), make(timeout=20)
+    await done(sender.acquire())
+    receiver.local.token = sender.local.token
+
+    await done(receiver.reacquire())
+    await done(receiver.release())
+    await done(receiver.acquire())
+
+    assert sim.overlaps == []
+    for node in sim.nodes[:2]:
+        node.step_clock(3600)
+    sim.rival().lock(NAME, wait=0).acquire()
+    assert sim.overlaps == [f"'{NAME}' was granted to rival 1 while this process had it."]
+
+
 @pytest.mark.parametrize("method", ["release", "extend"])
 async def test_token_of_nobody_does_nothing(make, method):
     """A token whose lock ended, or that was never valid, owns nothing, and another holder's lock stays."""
