@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from django.core.cache import caches
+from django.core.exceptions import SynchronousOnlyOperation
 from redis import exceptions
 from redis.asyncio.lock import Lock as RedisAsyncLock
 from redis.lock import Lock as RedisLock
@@ -425,6 +426,25 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     assert lock.lease.lost.is_set()
     assert lock.lease.extensions >= 2
     assert lock.lease.reason == "expired"
+
+
+def test_timeout_of_several_leases_is_kept_in_an_event_loop_of_a_simulation():
+    """What extends the lease there may block; a program that would block its event loop is still told so."""
+
+    async def work():
+        async with AsyncLock(None, NAME, timeout=4 * TTL) as lock:
+            await asyncio.sleep(3 * TTL)
+            assert await lock.owned()
+
+    async def extend(lock):
+        lock.extend(1)
+
+    with Simulation(ttl=TTL):
+        asyncio.run(work())
+        lock = Lock(None, "other", timeout=TTL)
+        lock.acquire()
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(extend(lock))
 
 
 def test_timeout_that_takes_several_leases_is_renewed_before_chores(monkeypatch):
