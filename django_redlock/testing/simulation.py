@@ -183,6 +183,7 @@ class Simulation:
             return
         self._loops.add(loop)
         virtual = VirtualLoop(loop, selector.select, self)
+        self._stack.callback(virtual.end)
         self._stack.enter_context(patch.object(selector, "select", virtual.select))
         self._stack.enter_context(patch.object(loop, "time", virtual.time))
         for method in ("run_in_executor", "shutdown_default_executor"):
@@ -491,7 +492,8 @@ class VirtualLoop:
     time passes at its real speed, because nobody knows how long that thread needs.
 
     Args:
-        loop: The loop. Its clock continues from its present time, so the existing timers stay as they are.
+        loop: The loop. Its clock continues from its present time, so the existing timers stay as they are; see
+            :meth:`end`.
         select: The method of the loop's selector.
         simulated: The simulated time.
     """
@@ -508,6 +510,12 @@ class VirtualLoop:
     def time(self) -> float:
         """Return the time of the loop."""
         return self._simulated.clock() + self._ahead
+
+    def end(self) -> None:
+        """Have each timer wait in real time for what it had left in virtual time, once the loop has its clock back."""
+        passed = self.time() - self._loop.time()
+        for timer in getattr(self._loop, "_scheduled", ()):
+            timer._when -= passed
 
     def select(self, timeout: float | None = None) -> Any:
         """Return the sockets that are ready; if there are none, let time pass instead of waiting."""

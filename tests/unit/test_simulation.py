@@ -188,6 +188,21 @@ async def test_event_loop_runs_in_virtual_time():
     assert rival.ttl == 20
 
 
+async def test_timers_of_an_event_loop_that_goes_on_keep_what_they_have_left():
+    """A loop that tests share gets its real time back after the block, and nothing in it waits for the virtual time."""
+    loop, soon = asyncio.get_running_loop(), asyncio.Event()
+    later = loop.call_later(2000, print)
+
+    with Simulation(ttl=30):
+        async with lock("report"):
+            await asyncio.sleep(1800)
+        loop.call_later(0.001, soon.set)
+
+    assert 190 < later.when() - loop.time() <= 200
+    assert await asyncio.wait_for(soon.wait(), 30)
+    later.cancel()
+
+
 async def test_event_loop_without_timers_waits_for_planned_events_and_other_threads():
     """A task gets at once what the test planned; without a planned event, a thread may wake its loop."""
     with Simulation() as sim:
