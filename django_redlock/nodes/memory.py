@@ -234,8 +234,8 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
     return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
 
 
-def forget_nodes() -> bool:
-    """Forget all in-memory nodes and the locks on them, for tests; return whether there were any nodes."""
-    found = bool(_nodes)
+def forget_nodes() -> set[MemoryNode]:
+    """Forget all in-memory nodes and the locks on them, for tests; return the nodes."""
+    found = {*_nodes.values()}
     _nodes.clear()
     return found

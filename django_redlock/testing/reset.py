@@ -14,10 +14,16 @@ def reset_locks() -> None:
     The call does nothing in a process that has not used such a node. Locks on servers and in databases stay.
     """
     memory = sys.modules.get("django_redlock.nodes.memory")  # not imported for a project that does not use it
-    if memory is not None and memory.forget_nodes():
-        from ..engine.reentrancy import forget_taken
+    if memory is not None and (nodes := memory.forget_nodes()):
+        from ..core.protocol import EndReason
+        from ..engine.reentrancy import forget_taken, taken_here
+        from ..engine.watchdog import NEVER, unreleased
         from ..handler import locks  # only here, because it needs Django
 
+        for lease in (*taken_here(), *(drop() for drop in list(unreleased.values()))):
+            if lease is not None and nodes.issuperset(lease.hold.keeper.nodes):
+                lease.hold.report_at = NEVER  # its holder learns of it; the next test has nothing to do with it
+                lease.hold.end(EndReason.FORGOTTEN, lease.hold.clock())
         locks.reset()
         forget_taken()
 

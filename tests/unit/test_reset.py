@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_redlock import Lease, QuorumUnavailableError, lock
-from django_redlock.testing import ResetLocksMixin, memory_nodes, reset_locks
+from django_redlock import Lease, LockLostError, QuorumUnavailableError, lock
+from django_redlock.testing import ResetLocksMixin, Simulation, memory_nodes, reset_locks
+from tests.shop.helpers import in_thread
 
 kept: list[Any] = []
 
@@ -25,6 +26,21 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("reentrant", reentrant=True).acquire())
     assert kept[-1].release() == "released"
     kept.append(lock("taken", wait=0).acquire())
+
+
+def test_holder_from_before_a_reset_has_the_lock_no_longer():
+    """In the middle of a test, whoever takes the lock next is the only holder; the other learns that it lost it."""
+    leases = [lock("a").acquire(), lock("b", renew=False).acquire(), in_thread(lock("c").acquire)]
+    with Simulation():
+        simulated = lock("a").acquire()
+        reset_locks()
+        assert simulated.valid()
+
+    assert lock(["a", "b", "c"], wait=0).acquire().valid()
+    assert [lease.extend() for lease in leases] == [False] * 3
+    assert [str(lease.reason) for lease in leases] == ["forgotten"] * 3
+    with pytest.raises(LockLostError), lock("d"):
+        reset_locks()
 
 
 PROJECT = """
