@@ -17,12 +17,14 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
 from threading import Thread
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from .servers import reserve_port
 
 Direction = Literal["requests", "replies", "both"]
+Underway: TypeAlias = "asyncio.Queue[tuple[float, asyncio.Event, bytes]]"
+"""Bytes, when they are due, and what makes them due earlier."""
 
 THREAD_TIMEOUT = 60.0  # seconds to wait for the proxy's own thread, which may be slow on a busy machine
 BACKLOG = 100  # connections that wait to be accepted
@@ -207,6 +209,7 @@ class _Line:
         self.cuts = 0
         self._passing = asyncio.Event()
         self._passing.set()
+        self._healed = asyncio.Event()  # ends the delays of the bytes that are underway
 
     async def block(self) -> None:
         self._passing.clear()
@@ -214,30 +217,35 @@ class _Line:
     async def heal(self) -> None:
         self.delay, self.drop = 0.0, ""
         self._passing.set()
+        self._healed.set()
+        self._healed = asyncio.Event()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry the bytes of one connection, and then the end of its stream."""
-        underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        underway: Underway = asyncio.Queue()
         async with asyncio.TaskGroup() as both:
             both.create_task(self._collect(reader, underway))
             both.create_task(self._deliver(underway, writer))
 
-    async def _collect(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _collect(self, reader: asyncio.StreamReader, underway: Underway) -> None:
         silent, cuts = False, self.cuts
         clock = asyncio.get_running_loop().time
         with suppress(OSError):  # a connection that its owner broke has ended
             while data := await reader.read(CHUNK):
                 silent = silent or cuts != self.cuts or self._drops()
                 if not silent:
-                    underway.put_nowait((clock() + self.delay, data))
-        underway.put_nowait((clock() + self.delay, b""))
+                    underway.put_nowait((clock() + self.delay, self._healed, data))
+        underway.put_nowait((clock() + self.delay, self._healed, b""))
 
-    async def _deliver(self, underway: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    async def _deliver(self, underway: Underway, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
         data = b"any"
         while data:
-            due, data = await underway.get()
-            await asyncio.sleep(due - clock())
+            due, healed, data = await underway.get()
+            if (left := due - clock()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await healed.wait()
             await self._passing.wait()
             writer.write(data)
         with suppress(OSError):  # the other side may be closed by now

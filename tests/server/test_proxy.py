@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -66,6 +67,19 @@ def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
         if took < 2 * expected:
             return
     pytest.fail("no round trip was as fast as it should be")
+
+
+def test_delayed_bytes_arrive_when_the_network_heals(proxy, client, direct):
+    """Nobody waits for the rest of a delay, and what is sent later is not delayed."""
+    proxy.delay(3600, "replies")
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(client.set, "a", "1")
+        wait_until(lambda: direct.get("a") == "1")
+
+        proxy.heal()
+
+        assert written.result(PATIENCE)
+    assert client.ping()
 
 
 def test_black_hole(proxy, hasty, direct):
