@@ -102,7 +102,7 @@ class Server:
     """
     One server on 127.0.0.1, which keeps its port for as long as this object lives.
 
-    In a ``with`` block, the server starts on entry; on exit, it stops and its files are deleted.
+    In a ``with`` block, the server starts on entry; on exit, it stops and its files are deleted. It can start again.
 
     Args:
         password: The password of the server; part of ``url``, never of ``repr()``.
@@ -119,9 +119,8 @@ class Server:
         self.args = tuple(args)
         self.environment = dict(environment or {})
         self._process: Popen[bytes] | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
+        self._make_folder()
         self.port = reserve_port(self)
-        self._discard = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.running else "not running"
@@ -238,10 +237,16 @@ class Server:
 
     def _kill_and_forget(self) -> None:
         self.kill()
-        shutil.rmtree(self._folder)
-        self._folder.mkdir()
+        self._discard()
+
+    def _make_folder(self) -> None:
+        """Make a folder for the server's files, which ends with this object at the latest."""
+        self._folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
+        self._discard = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def _launch(self) -> None:
+        if not self._discard.alive:  # the folder has been deleted
+            self._make_folder()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         options += ["--daemonize", "no", "--save", "", "--appendonly", "no"]
         if self.password:

@@ -68,6 +68,22 @@ def test_server_of_another_system_has_a_port_that_no_client_gets(monkeypatch):
     assert all(Server().port < 32_768 for _ in range(20))
 
 
+def test_server_can_start_again_after_its_block():
+    """Its files were deleted with the block; it comes back empty and on its port, alone or as one of several."""
+    servers = Servers(1)
+    url = servers[0].url
+    for _ in range(2):
+        for block in (servers, servers[0]):
+            with block, servers[0].client() as client:
+                assert client.dbsize() == 0
+                client.set("a", "1")
+                client.save()
+    servers[0].restart()
+    servers.stop()
+
+    assert servers[0].url == url
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_server_ends_in_every_state(end):
     """Stopping and killing work on a frozen server, too, and twice is no error."""
