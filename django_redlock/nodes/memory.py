@@ -6,7 +6,7 @@ They are for tests and experiments: a lock over them excludes only threads and t
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 from urllib.parse import urlsplit
@@ -222,6 +222,7 @@ def checked(greeting: Greeting, mark: str) -> Greeting:
 
 
 _nodes: dict[str, MemoryNode] = {}
+_fences: dict[str, int] = {}  # the highest fencing tokens that were given out in simulations, by name
 
 
 def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
@@ -231,11 +232,26 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
         raise ValueError("a memory node needs a name, such as memory://a")
     if spec.options:
         raise ValueError("a node in memory takes no OPTIONS")
-    return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
+    key = f"{prefix}{name}"
+    if key not in _nodes:
+        node = MemoryNode(spec.name or name)
+        node.store.lift(_fences)
+        return _nodes.setdefault(key, node)
+    return _nodes[key]
 
 
 def forget_nodes() -> set[MemoryNode]:
     """Forget all in-memory nodes and the locks on them, for tests; return the nodes."""
     found = {*_nodes.values()}
     _nodes.clear()
+    _fences.clear()
     return found
+
+
+def remember_fences(nodes: Iterable[MemoryNode]) -> None:
+    """Have the in-memory nodes accept no token that others, which are given up now, have accepted for the same name."""
+    for node in nodes:
+        for slug, (number, _) in node.store.records.fences.items():
+            _fences[slug] = max(number, _fences.get(slug, 0))
+    for node in list(_nodes.values()):
+        node.store.lift(_fences)

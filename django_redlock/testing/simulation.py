@@ -19,6 +19,7 @@ import asyncio
 import heapq
 import inspect
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,13 +48,12 @@ from ..engine.lock import Lock
 from ..engine.manager import LockManager
 from ..engine.notifications import Waiters
 from ..engine.presence import Presence
-from ..engine.watchdog import Agenda, Chore, Runtime, Tended, carry_out, work_in
+from ..engine.watchdog import REAL, Agenda, Chore, Runtime, Tended, carry_out, work_in
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
-from ..nodes.memory import MemoryNode
+from ..nodes.memory import MemoryNode, remember_fences
 from ..runtime.clock import steady
 
-EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
 # Seconds that one turn of an event loop takes. With zero, a timer that is early by a rounding error would be set and
 # fire again for ever.
@@ -83,6 +83,8 @@ class Simulation:
         runtime: The clocks and watchdogs of the simulated processes.
     """
 
+    _latest = 0.0  # the time of day when the last simulation ended
+
     def __init__(
         self, *, nodes: int | None = None, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any
     ) -> None:
@@ -91,15 +93,16 @@ class Simulation:
             chosen = configured.get("quorum") is not None and "quorum" not in options
             nodes = len(nodes_named(using)) if chosen else 3
         self.rules = Rules(nodes, **{**configured, **options})
-        self.nodes = [SimulatedNode(f"node {number}", self.clock) for number in range(1, nodes + 1)]
+        self.nodes = [SimulatedNode(f"node {number}", self.clock, self._wall) for number in range(1, nodes + 1)]
         self.overlaps: list[str] = []
         self._using = using
         self._check = check
         self._now = 1000.0
+        self._epoch = self._new_epoch()
         watchdog = VirtualWatchdog(self._process_of)
         self.runtime = Runtime(
             clock=self.clock,
-            wall=lambda: EPOCH + self._now,
+            wall=self._wall,
             random=Random(0).random,  # so that a test runs the same each time
             sleep=self.advance,
             watchdog=watchdog,
@@ -114,6 +117,7 @@ class Simulation:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        self._epoch = self._new_epoch()
         self._main = SimulatedProcess(self, "this process")
         self._main.manager.surroundings, self._main.manager.elsewhere = DjangoSurroundings(), False
         self._stack.enter_context(locks.substituted(self._using, self._main.manager))
@@ -125,12 +129,27 @@ class Simulation:
         for lease in self._leases:
             lease.hold.end(EndReason.EXPIRED, self._now)  # a lease ends with the simulation
         self._stack.close()
+        Simulation._latest = max(Simulation._latest, self._wall())
+        remember_fences(self.nodes)
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))
 
     def clock(self) -> float:
         """Return the time of the simulation, in seconds since an arbitrary moment."""
         return self._now
+
+    def _wall(self) -> float:
+        """Return the time of day of the simulation, in seconds since the epoch."""
+        return self._epoch + self._now
+
+    def _new_epoch(self) -> float:
+        """
+        Return the time of day when the clock shows 0: it is now later than it has ever been, here or in a simulation.
+
+        Fencing tokens are times of day, and rows of a database may have earlier ones. A whole number of seconds makes
+        no difference to anything else.
+        """
+        return math.floor(max(REAL.wall(), Simulation._latest) - self._now) + 2.0
 
     # Time
 
@@ -353,10 +372,11 @@ class SimulatedNode(MemoryNode):
     Args:
         name: The node's name.
         clock: Returns the time of the simulation, in seconds.
+        wall: Returns its time of day, in seconds since the epoch.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        super().__init__(name, NodeState(lambda: EPOCH + clock()))
+    def __init__(self, name: str, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        super().__init__(name, NodeState(wall))
         self._clock = clock
         self._dropping = 0
         self._since = float("-inf")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import time_machine
 
 from django_redlock import Lease, LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.testing import OverlapError, Simulation
@@ -315,6 +316,27 @@ def test_simulation_restores_nodes_and_time(settings: Any):
 
     assert before.valid()
     assert before.release() == "released"
+
+
+@pytest.mark.parametrize("today", ["2026-01-31", "2035-01-31"])
+def test_fencing_tokens_increase_from_simulation_to_simulation_and_around_them(today: str):
+    """Rows of a database remember the token of the last holder; code may use them in, between and after simulations."""
+    tokens: list[int] = []
+
+    def take() -> None:
+        with lock("a", wait=0) as lease:
+            tokens.append(lease.fencing_token)
+
+    with time_machine.travel(today):
+        for _ in range(2):
+            with Simulation() as sim:
+                take()
+                sim.advance(3600)
+                take()
+            take()
+
+    assert len(tokens) == 6
+    assert tokens == sorted(set(tokens))
 
 
 @pytest.mark.server

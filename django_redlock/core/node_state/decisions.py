@@ -6,7 +6,7 @@ a request or none. The reply has the highest token and the node's time, which th
 """
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 
 from ..names import SECRET_SIZE, queue_of
@@ -137,6 +137,13 @@ class NodeState:
             now = self.now()
             self.records.holders[slug] = (value, None if ttl is None else now + ttl)
             self.records.index[slug] = now + (ttl or 0.0)
+
+    def lift(self, fences: Mapping[str, int]) -> None:
+        """Remember fencing tokens that other nodes have accepted, by name, for ever."""
+        with self._mutex:
+            now = self.now()
+            for slug, number in fences.items():
+                self.records.write_fence((slug,), max(number, self.records.fence(slug, now)), None, now)
 
     def sharers(self, slug: str) -> list[str]:
         """Return the secrets that share a name."""
