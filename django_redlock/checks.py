@@ -197,7 +197,7 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
                 id="redlock.W102",
             )
     hosts = {node.address.rpartition(":")[0] for node in nodes}
-    if len(nodes) > 1 and len(hosts) == 1:
+    if len(config.nodes) == len(nodes) > 1 and len(hosts) == 1:
         yield Warning(
             f"REDLOCK[{alias!r}] has all its nodes on {hosts.pop()!r}: they fail together, and so do all locks.",
             hint="Put each node on a machine of its own, or use one node and silence redlock.W001.",

@@ -434,9 +434,11 @@ def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
             # Two entries with one member in common are one cluster.
             parts = set(getattr(node, "members", ()) if field == "address" else ()) or {getattr(node, field)}
             for value in sorted(parts & seen.keys()):
+                what = "One server has one vote, also with another database number: list independent masters."
+                if field == "name":  # of two addresses
+                    what = "These are two servers: give each of them a NAME of its own."
                 raise InvalidRedlockError(
-                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {index}. One server has "
-                    "one vote, also with another database number: list independent masters.",
+                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {index}. {what}",
                     "redlock.E004",
                 )
             seen |= dict.fromkeys(parts, index)

@@ -454,6 +454,14 @@ class AsyncLease(Lease):
     def _watch(self) -> None:
         self.hold.keeper.runtime.loop_watchdog().watch(self)
 
+    def _apart(self, function: Callable[[], object]) -> bool:
+        """Have the event loop call *function* if this is another thread; return whether it is."""
+        with suppress(RuntimeError):  # the loop has been closed
+            if asyncio._get_running_loop() is not self._loop and self._loop.is_running():
+                self._loop.call_soon_threadsafe(function)
+                return True
+        return super()._apart(function)
+
     def _call_back(self) -> None:
         super()._call_back()  # returns nothing: an exit would end the event loop for everything in it
 

@@ -277,7 +277,8 @@ def _encoder() -> json.JSONEncoder:
                     raise ValueError(f"{value._meta.label} is not saved, so nothing identifies it yet")
                 return {"__model__": [value._meta.label_lower, value.pk]}
             if isinstance(value, Enum):
-                return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", value.name]}
+                member = value.value if value.name is None else value.name  # unknown bits of a Flag have no name
+                return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", member]}
             if isinstance(value, datetime):
                 value = in_utc(value)
             if isinstance(value, Decimal):

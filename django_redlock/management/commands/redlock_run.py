@@ -91,14 +91,9 @@ class Command(BaseCommand):
         if lease is None:
             return
         try:
-            code, is_out_of_reach = _run(program, lease, grace)
+            code = _run(program, lease, grace)
             if not lease.valid():
                 message = f"Ended {label!r} (exit code {code}), because {locked.explain(lease)}."
-                if is_out_of_reach:
-                    message = (
-                        f"Could not end {label!r}, which belongs to another user, although {locked.explain(lease)}. "
-                        f"It went on until its own end (exit code {code})."
-                    )
                 raise CommandError(message, returncode=locked.LOST)
             if code:
                 lease.hold.failed()
@@ -121,8 +116,8 @@ def _die_of_interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _run(program: list[str], lease: Lease, grace: float) -> tuple[int, bool]:
-    """Run the program until it ends or the lease is lost; return its exit code, and whether it was out of reach."""
+def _run(program: list[str], lease: Lease, grace: float) -> int:
+    """Run the program until it ends or the lease is lost; return its exit code."""
     env = {**os.environ, "REDLOCK_NAME": lease.name, "REDLOCK_FENCING_TOKEN": str(lease.fencing_token)}
     with passed_on() as pass_to:
         try:
@@ -133,7 +128,12 @@ def _run(program: list[str], lease: Lease, grace: float) -> tuple[int, bool]:
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
         pass_to(child)
         lease.on_lost(lambda lease: child.end())
-        return child.wait(lease.valid), child.is_out_of_reach
+        code = child.wait(lease.valid)
+    if child.is_out_of_reach and not lease.valid():
+        label = Path(program[0]).name
+        text = f"Could not end {label!r}, which belongs to another user, although {locked.explain(lease)}. "
+        raise CommandError(f"{text}It went on until its own end (exit code {code}).", returncode=locked.LOST)
+    return code
 
 
 def waiting(text: str) -> float | None:

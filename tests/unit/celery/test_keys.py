@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from enum import Enum, StrEnum
+from enum import KEEP, Enum, IntFlag, StrEnum
 from typing import Any
 
 import pytest
@@ -302,6 +302,10 @@ class Plain(str, Enum):  # noqa: UP042 (its text is not its value)
     RED = "red"
 
 
+class Rights(IntFlag, boundary=KEEP):  # which keeps bits that it has no name for
+    READ = 1
+
+
 EARLIER = timezone(timedelta(hours=5, minutes=30))
 
 
@@ -385,6 +389,7 @@ def test_template_has_one_text_for_equal_values(name, one, other, text):
         (1, 1.0),
         (1, True),
         (Colour.RED, Colour.GREEN),
+        (Rights(8), Rights(16)),
         (timedelta(hours=1), timedelta(hours=2)),
         (1 + 2j, 2 + 1j),
     ],

@@ -666,6 +666,19 @@ def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
     assert all(lease.valid() for lease in kept)
 
 
+async def test_loss_that_a_thread_notices_is_told_in_the_event_loop():
+    """There, a callback may set an asyncio event; in another thread, nothing would wake the tasks that wait for it."""
+    lease, told = await lock("lost", renew=False).aacquire(), asyncio.Event()
+    threads: list[Any] = []
+    lease.on_lost(lambda lost: (threads.append(threading.current_thread()), told.set()))
+    lease.hold.deadline = 0.0
+
+    assert not await asyncio.to_thread(lease.valid)
+    await told.wait()
+
+    assert threads == [threading.current_thread()]
+
+
 def test_error_of_a_shared_lock_names_nobody(memory: Manager):
     """Those who share a lock are not told apart, so the error has no host, process or time."""
     manager = memory()
