@@ -49,7 +49,7 @@ from ..singleton.options import (
 from ..singleton.questions import Send
 from ..singleton.slot import DuplicateTask
 from ..singleton.ticket import Ticket
-from .dispatch import R, Sender, SingletonResult, answer_of, mixed_result
+from .dispatch import HEADER, R, Sender, SingletonResult, answer_of, mixed_result
 from .handle import Singleton
 from .worker import (
     DIRECT,
@@ -350,14 +350,20 @@ class SingletonTask(BaseTask[P, R]):
             ticket = Ticket("", rules.using, task_id or uuid())
             return Sender(self, args, kwargs, options, rules, rules.using).send(Send(ticket))
         if self.app.conf.task_always_eager:
-            return self._call_eagerly(rules, args, kwargs, task_id, options)
+            return self._call_eagerly(rules, args, kwargs, task_id, options, singleton or {})
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id, args, kwargs, fresh_secret(), singleton or {})
         sender = Sender(self, args, kwargs, options, rules, rules.using)
         return cast("SingletonResult[R]", sender.call(ticket, owned=task_id is not None))
 
     def _call_eagerly(
-        self, rules: SingletonOptions, args: Any, kwargs: Any, task_id: str | None, options: Mapping[str, Any]
+        self,
+        rules: SingletonOptions,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        options: dict[str, Any],
+        chosen: Mapping[str, Any],
     ) -> SingletonResult[R]:
         """
         Run the call at once, as Celery's eager mode does. Nothing can wait, so a duplicate is skipped.
@@ -366,6 +372,9 @@ class SingletonTask(BaseTask[P, R]):
             DuplicateTask: It is a duplicate, and ``on_duplicate="raise"``.
         """
         own = task_id or uuid()
+        if chosen:  # a run finds them in the ticket of its message
+            ticket = self.singleton_ticket(own, args, kwargs, chosen=chosen)
+            options["headers"] = {**(options.get("headers") or {}), HEADER: ticket.pack()}
         done: Any = self.singleton_publish(args, kwargs, task_id=own, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
         if not isinstance(skipped, EagerlySkipped):

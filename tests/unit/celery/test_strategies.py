@@ -147,6 +147,17 @@ def test_switched_off_for_a_test(make, worker):
             override_singleton(enabled=False)(wrong)
 
 
+def test_eager_call_has_its_own_options(make, app):
+    """The minimum hold of one call is kept, or left out, as by a worker."""
+    app.conf.task_always_eager = True
+    plain, held = make(), make(name="shop.held", hold_for=60)
+
+    plain.apply_async((7,), singleton={"hold_for": 60})
+    held.apply_async((7,), singleton={"hold_for": 0})
+
+    assert (plain.singleton.is_locked(7), held.singleton.is_locked(7)) == (True, False)
+
+
 def test_eager_duplicate(make, app):
     """In eager mode a duplicate is skipped, or raises if the options say so, and its result says that it is one."""
     app.conf.task_always_eager = True
