@@ -203,7 +203,7 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "no-age",
             "It does not report since when it has served these locks: it gives no vote to any process until that "
             f"process has known it for {rules.guard:.0f} s.",
-            "See the other findings about it: it may be full, or its user may lack a right.",
+            "See the other findings about it: its user may lack a right.",
         )
     elif (left := rules.guard - node.age) > 0:
         yield warning(
