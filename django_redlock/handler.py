@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -149,11 +149,6 @@ class DjangoSurroundings(Surroundings):
         if open_ones:
             release = ReleaseAfterTransactions(lease, len(open_ones))
             for connection in open_ones:
-                # Django drops the rest of the list after one that raises, and a traceback may keep it.
-                for place, (savepoints, callback, robust) in enumerate(connection.run_on_commit):
-                    if not robust:
-                        guarded = partial(release.unless_it_returns, callback)
-                        connection.run_on_commit[place] = (savepoints, guarded, False)
                 # Not on_commit(), whose callbacks are dropped with the savepoint that they were registered in.
                 connection.run_on_commit.append((set(), release, True))
         return bool(open_ones)
@@ -184,14 +179,6 @@ class ReleaseAfterTransactions:
         self._left -= 1
         if not self._left:
             self._release()
-
-    def unless_it_returns(self, callback: Callable[[], object]) -> None:
-        """Call a callback that comes before this object; if it raises, Django calls no later one."""
-        try:
-            callback()
-        except BaseException:
-            self()
-            raise
 
     def __del__(self) -> None:
         self._release()

@@ -402,6 +402,10 @@ class SingletonTask(BaseTask[P, R]):
             return super().__call__(*args, **kwargs)
         setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         carried = ticket_of(request)
+        if (
+            carried and carried.name and request.is_eager
+        ):  # a retry with other arguments has the headers of the first call
+            carried = self.singleton_ticket(str(request.id), args, kwargs, chosen=carried.own or {})
         message = arrival(self, request, carried or self.singleton_ticket(str(request.id), args, kwargs), bool(carried))
         verdict = message.start()
         if isinstance(verdict, Answer):
@@ -424,9 +428,8 @@ class SingletonTask(BaseTask[P, R]):
         if self.singleton_options.lock_direct_calls and not _switched_off:
             name = self.singleton_key.lock_name(args, kwargs)
             around: Any = [getattr(request, EXECUTION, None) for request in self.request_stack.stack]
-            if not any(outer and outer.ticket.name == name and not outer.over for outer in around):
-                with under_direct_call(self, args, kwargs):
-                    return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
+            if not any(outer and outer.ticket.name in (name, "") and not outer.over for outer in around):
+                return self._call_under_lock(run, args, kwargs)
         if not run:
             return super().__call__(*args, **kwargs)
         stack: Any = self
@@ -435,6 +438,18 @@ class SingletonTask(BaseTask[P, R]):
             return super().__call__(*args, **kwargs)
         finally:
             stack.pop_request()
+
+    def _call_under_lock(self, run: Execution | None, args: Any, kwargs: Any) -> R:
+        try:
+            with under_direct_call(self, args, kwargs):
+                return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
+        except Retry as error:
+            if not run:
+                raise
+            # Celery has sent no message that would continue the run around this call.
+            raise RuntimeError(
+                f"A direct call of {self.name} was to be tried again, which only a message can."
+            ) from error
 
     def on_replace(self, sig: Any) -> Any:
         """Free the slot first if the call is eager: what replaces it runs at once, inside this run."""

@@ -9,6 +9,7 @@ different types give different keys. Equal moments in different time zones, and 
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -167,19 +168,19 @@ class TaskKey:
             )
 
 
-def _alike(value: object) -> object:
+def _alike(value: Any) -> object:
     """Return what has one text for all equal values, and for the form in which one arrives in a worker."""
-    match value:
-        case datetime():
-            return in_utc(value)
-        case Decimal():
-            return decimal_text(value)
-        case Enum() if isinstance(value, (str, int)):
-            return value.value
-        case set() | frozenset():  # whose order differs between processes
-            return sorted(map(str, value))
-        case tuple():
-            return list(value)
+    kind = type(value)  # a subclass may have a text of its own
+    if kind is datetime:
+        return in_utc(value)
+    if kind is Decimal:
+        return decimal_text(value)
+    if kind is tuple:
+        return list(value)
+    if kind in (set, frozenset):  # whose order differs between processes
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    if isinstance(value, Enum) and isinstance(value, (str, int)) and kind.__str__ == Enum.__str__:
+        return value.value
     return value
 
 
@@ -290,7 +291,10 @@ def _encoder() -> json.JSONEncoder:
             if isinstance(value, (set, frozenset)):
                 return {"__set__": sorted(json.dumps(member, cls=ArgumentEncoder, sort_keys=True) for member in value)}
             if hasattr(type(value), "model_dump") and not hasattr(type(value), "__json__"):
-                return _dumped(value.model_dump(), value.model_dump(mode="json"))
+                dumped = value.model_dump(mode="json")
+                with suppress(Exception):  # not every model can be dumped as Python's objects
+                    dumped = _dumped(value.model_dump(), dumped)
+                return dumped
             return super().default(value)
 
     return ArgumentEncoder()  # creating one takes longer than encoding a call's arguments
@@ -305,9 +309,9 @@ def _dumped(value: Any, dumped: Any) -> Any:
             return [_dumped(*pair) for pair in zip(value, dumped, strict=True)]
         case ((set() | frozenset()), list()):  # in an order that differs between processes
             return sorted(dumped, key=_sorting.encode)
-        case datetime(), str() if value.tzinfo:
+        case datetime(), str() if value.tzinfo and datetime.fromisoformat(dumped) == value:
             return in_utc(value).isoformat().replace("+00:00", "Z")
-        case Decimal(), str():
+        case Decimal(), str() if Decimal(dumped) == value:
             return decimal_text(value)
     return dumped
 

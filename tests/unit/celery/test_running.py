@@ -89,6 +89,38 @@ def test_body_that_calls_its_task_for_another_key_takes_the_slot_of_that_key(mak
     assert not any(taken(f"task:shop.sync:shop_id={shop_id}") for shop_id in (7, 8))
 
 
+def test_retry_of_a_direct_call_with_a_slot_of_its_own_fails_the_run(make, worker):
+    """Celery sends no message for it, so the run must not end as one that is tried again."""
+
+    def body(self, shop_id):
+        if shop_id == 8:
+            self.retry(countdown=0)
+        self(8)
+
+    task = make(body, lock_direct_calls=True)
+    result = task.delay(7)
+
+    assert worker.run() == "FAILURE"
+    assert "was to be tried again, which only a message can" in str(result.result)
+
+
+def test_run_without_a_slot_calls_its_body_without_one(make, worker):
+    """A call that was made with ``singleton=False`` excludes nobody, also where it calls itself."""
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(shop_id)
+        if len(seen) < 2:
+            self(7)
+
+    task = make(body, lock_direct_calls=True)
+    task.apply_async((7,), singleton=False)
+
+    with locks["default"].lock(NAME):
+        assert worker.run() == "SUCCESS"
+    assert seen == [7, 7]
+
+
 def test_body_that_returns_its_work_fails(make, worker):
     """A generator would run when the slot is free, so the run fails; a call under the lock raises the error itself."""
     task = make(lambda self, shop_id: (pytest.fail("ran") for _ in "a"), lock_direct_calls=True)

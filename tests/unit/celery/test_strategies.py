@@ -19,7 +19,7 @@ from django_redlock import LockLostError, celery, locks
 from django_redlock.celery import DuplicateTask, SingletonOptions, dispatch, override_singleton, singleton_task
 from django_redlock.celery.dispatch import CONTENT_HEADER
 
-from .slots import HEADER, NAME, names, set_down, take_slot, ticket_in
+from .slots import HEADER, NAME, names, set_down, take_slot, taken, ticket_in
 
 # Calls and messages
 
@@ -156,6 +156,21 @@ def test_eager_call_has_its_own_options(make, app):
     held.apply_async((7,), singleton={"hold_for": 0})
 
     assert (plain.singleton.is_locked(7), held.singleton.is_locked(7)) == (True, False)
+
+
+def test_eager_retry_has_the_slot_of_its_own_arguments(make, app):
+    """Also if the call has options of its own, which the retry keeps."""
+    app.conf.task_always_eager = True
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((shop_id, taken(f"task:shop.sync:shop_id={shop_id}")))
+        if shop_id == 7:
+            self.retry(args=(8,), countdown=0)
+
+    make(body).apply_async((7,), singleton={"queue_ttl": 60})
+
+    assert seen == [(7, True), (8, True)]
 
 
 def test_eager_duplicate(make, app):

@@ -293,6 +293,9 @@ def test_call_takes_a_free_slot_whose_messages_are_away() -> None:
     assert facts.asked_for(Send)[0].claim
     assert 0.8 < facts.now - 1000.0 <= 1.0
     assert isinstance(decided(send, first=(1,), locks=WAITS)[0], Joined)
+    later = decided(send, first=(1,), ttl=9000.0)[0]  # a call with a countdown would keep them out for all that time
+    assert isinstance(later, Sent)
+    assert later.unanswered
 
 
 @pytest.mark.parametrize(
