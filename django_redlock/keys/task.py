@@ -179,7 +179,7 @@ def _alike(value: Any) -> object:
         return list(value)
     if kind in (set, frozenset):  # whose order differs between processes
         return "{" + ", ".join(sorted(map(repr, value))) + "}"
-    if isinstance(value, Enum) and isinstance(value, (str, int)) and kind.__str__ == Enum.__str__:
+    if isinstance(value, Enum) and isinstance(value, (str, int)) and str(value) == Enum.__str__(value):
         return value.value
     return value
 
