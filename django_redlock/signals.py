@@ -22,7 +22,7 @@ class SyncSignal(Signal):
         Raises:
             TypeError: The receiver is a coroutine function.
         """
-        if iscoroutinefunction(receiver):
+        if any(map(iscoroutinefunction, (receiver, type(receiver).__call__))):
             raise TypeError(
                 f"{receiver!r} is a coroutine function, and the signals of locks are also sent where nothing can wait "
                 "for it. Connect a plain function; in an event loop, it can start a task."

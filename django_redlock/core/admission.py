@@ -101,7 +101,8 @@ class Admission:
         self._run_ids: dict[int, str] = {}
         self._promotions: dict[int, str] = {}
         self._met: dict[int, float] = {}  # when this process first heard of the present run
-        self._began: dict[int, float] = {}  # since when the node has served the locks, as it said last
+        # The mark of the node's memory, and since when it has served the locks, as it said last.
+        self._memories: dict[int, tuple[str, float]] = {}
         self._last_reply: dict[int, float] = {}
         self._quarantined: dict[int, tuple[float, str, str]] = {}  # until when, why, and the option
         self._excluded: dict[int, str] = {}
@@ -266,9 +267,10 @@ class Admission:
         # each connection would keep the node from ever voting.
         age = now - self._met[node] if greeting.age is None else greeting.age
         up = max(0.0, age - 1)  # some servers count whole seconds, so the age may be nearly one too high
-        # A server that has served the locks for longer than it said before has another memory, as after SWAPDB.
-        other = now - age < self._began.get(node, now - age) - SAME_LOSS
-        self._began[node] = now - age
+        # Another memory that has served the locks for longer is an earlier one that came back, as after SWAPDB.
+        mark, began = self._memories.get(node, (greeting.mark, 0.0))
+        other = mark != greeting.mark and now - age < began - SAME_LOSS
+        self._memories[node] = greeting.mark, now - age
         if known != greeting.run_id or promoted or other:
             # A clock that ran forward makes the age too long; this process knows better when the old run last answered.
             up = min(up, now - self._last_reply.get(node, now))

@@ -94,10 +94,9 @@ def test_a_test_run_of_a_project_records_nothing(recorder, monkeypatch):
     assert recorder.flush() == 0
 
 
-def test_mail_that_is_kept_in_memory_does_not_end_the_history(recorder):
+def test_mail_that_is_kept_in_memory_does_not_end_the_history(recorder, monkeypatch):
     """The backend of a project under development keeps its mail in an outbox, as Django's tests do."""
-    mail.send_mail("Late", "Order 7 is late.", "from@example.com", ["to@example.com"])
-    assert mail.outbox
+    monkeypatch.setattr(mail, "outbox", ["a mail"], raising=False)
     lock("orders:7").acquire().release()
 
     assert recorder.flush() == 1

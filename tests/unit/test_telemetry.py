@@ -147,8 +147,12 @@ def test_receiver_that_nothing_could_await_is_refused(signal):
 
     async def hear(**about: Any) -> None: ...
 
-    with pytest.raises(TypeError, match=r"hear.* is a coroutine function.* Connect a plain function"):
-        signal.connect(hear)
+    class Hearer:
+        async def __call__(self, **about: Any) -> None: ...
+
+    for receiver in (hear, Hearer()):
+        with pytest.raises(TypeError, match=r"[hH]ear.* is a coroutine function.* Connect a plain function"):
+            signal.connect(receiver)
 
 
 def test_a_prometheus_scrape(three, registry):

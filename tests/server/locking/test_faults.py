@@ -233,6 +233,21 @@ def test_damaged_key_ends_the_lease_of_its_own_lock_only(nodes: Servers, kind: s
     assert [lease.extensions for lease in leases] == [1, 0, 1]
 
 
+def test_right_that_is_missing_for_a_moment_ends_no_lease(nodes: Servers):
+    """The nodes have refused nothing, so the leases are extended when they can be."""
+    manager = real_manager(nodes.urls, renew=False)
+    lease = manager.lock("a").acquire()
+
+    extended = []
+    for right in ("-pttl", "+pttl"):
+        for node in nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "SETUSER", "default", right)
+        extended.append((manager.extend([lease]), lease.valid()))
+
+    assert extended == [(0, True), (1, True)]
+
+
 async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
     """A waiter that cannot join the queue because of this leaves no half of a queue behind."""
     manager = real_manager(nodes.urls[:1])

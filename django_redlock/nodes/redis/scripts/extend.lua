@@ -85,7 +85,12 @@ for i = 3, #ARGV - 1, 7 do
   local common = #ARGV[i + 1] > 1 and ARGV[i + 1]
   -- A key that another program has damaged ends the lease of its own lock, and no other one.
   local whole, outcome, high, who = pcall(extend, key, names, shared, common, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
-  if not whole then outcome, high, who = 'R', '0', '' end
+  if not whole then
+    local what = type(outcome) == 'table' and outcome.err or outcome
+    local damage = string.find(what, 'WRONGTYPE', 1, true) or string.find(what, 'attempt to', 1, true)
+    if not damage and not string.find(what, 'not a', 1, true) then error(outcome, 0) end -- such as a right that is missing
+    outcome, high, who = 'R', '0', ''
+  end
   if outcome == 'H' then held = held + 1 end
   if tonumber(high) > tonumber(top) then top = high end
   outcomes[#outcomes + 1] = outcome .. high .. who

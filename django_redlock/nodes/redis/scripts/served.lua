@@ -20,6 +20,7 @@ replicated, lost = id or replicated, lost or '0'
 local memory, evicted = redis.call('INFO', 'memory'), lost
 if string.find(memory, '\nmaxmemory:0\r', 1, true) or string.find(memory, '\nmaxmemory_policy:noeviction\r', 1, true) then
   evicted = string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)') or '0'
+  if evicted == '0' then evicted = lost end -- CONFIG RESETSTAT
 end
 -- A master gets another replication id in two cases: it was a replica meanwhile, or it has had no replica for an hour.
 -- In the second case it has lost nothing. Only the first one leaves a second offset behind.
