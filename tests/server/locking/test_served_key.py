@@ -200,9 +200,9 @@ def test_full_node_can_tell_one_memory_from_another(server: Server, client: redi
 def test_age_begins_anew_after_keys_were_evicted(server: Server, client: redis.Redis):
     """When the server may not evict any more: until then it has no vote, or need not have kept its data."""
     served(client)
-    client.config_set("maxmemory-policy", "allkeys-random")
+    client.config_set("maxmemory-policy", "volatile-ttl")
     for number in range(1000):
-        client.set(f"other:{number}", "x" * 1000)
+        client.set(f"other:{number}", "x" * 1000, ex=1000)  # only such keys are evicted
     client.config_set("maxmemory", str(client.info("memory")["used_memory"] - 500_000))
     client.set("other", "")
     assert client.info("stats")["evicted_keys"] > 0
@@ -212,7 +212,7 @@ def test_age_begins_anew_after_keys_were_evicted(server: Server, client: redis.R
     client.config_set("maxmemory-policy", "noeviction")
 
     assert greeting(server).age < 30.0
-    for policy in ("allkeys-random", "noeviction"):  # which evicts no more
+    for policy in ("volatile-ttl", "noeviction"):  # which evicts no more
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", policy)
         before = client.get("t:served")
