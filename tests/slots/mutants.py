@@ -27,7 +27,7 @@ from .celery_parts import RecordingTask
 from .profiles import PROFILES
 from .schedule import run
 
-ENOUGH = 500  # schedules of each profile after which a mutant counts as alive
+ENOUGH = 1_000  # schedules of each profile after which a mutant counts as alive
 FOR_LONG = 1e6  # seconds; longer than any schedule
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
