@@ -402,9 +402,8 @@ class SingletonTask(BaseTask[P, R]):
             return super().__call__(*args, **kwargs)
         setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         carried = ticket_of(request)
-        if (
-            carried and carried.name and request.is_eager
-        ):  # a retry with other arguments has the headers of the first call
+        if carried and carried.name and request.is_eager:
+            # A retry with other arguments has the headers of the first call.
             carried = self.singleton_ticket(str(request.id), args, kwargs, chosen=carried.own or {})
         message = arrival(self, request, carried or self.singleton_ticket(str(request.id), args, kwargs), bool(carried))
         verdict = message.start()
@@ -440,6 +439,7 @@ class SingletonTask(BaseTask[P, R]):
             stack.pop_request()
 
     def _call_under_lock(self, run: Execution | None, args: Any, kwargs: Any) -> R:
+        """Run the body under the slot of its own arguments, inside a *run* of this task or outside of any."""
         try:
             with under_direct_call(self, args, kwargs):
                 return cast(R, worked(self.run, super().__call__(*args, **kwargs)))
@@ -447,9 +447,8 @@ class SingletonTask(BaseTask[P, R]):
             if not run:
                 raise
             # Celery has sent no message that would continue the run around this call.
-            raise RuntimeError(
-                f"A direct call of {self.name} was to be tried again, which only a message can."
-            ) from error
+            text = f"A direct call of {self.name} was to be tried again, which only a message can."
+            raise RuntimeError(text) from error
 
     def on_replace(self, sig: Any) -> Any:
         """Free the slot first if the call is eager: what replaces it runs at once, inside this run."""

@@ -269,8 +269,9 @@ class Admission:
         up = max(0.0, age - 1)  # some servers count whole seconds, so the age may be nearly one too high
         # Another memory that has served the locks for longer is an earlier one that came back, as after SWAPDB.
         mark, began = self._memories.get(node, (greeting.mark, 0.0))
-        other = mark != greeting.mark and now - age < began - SAME_LOSS
-        self._memories[node] = greeting.mark, now - age
+        other = greeting.mark not in ("", mark) and now - age < began - SAME_LOSS
+        if greeting.mark:  # else the server could not say it this time
+            self._memories[node] = greeting.mark, now - age
         if known != greeting.run_id or promoted or other:
             # A clock that ran forward makes the age too long; this process knows better when the old run last answered.
             up = min(up, now - self._last_reply.get(node, now))

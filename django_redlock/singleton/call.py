@@ -152,11 +152,9 @@ def _claim(call: Call) -> Steps[Holder | None]:
         try:
             yield from confirmation.awaited(call.ticket.waiting, holder)
         except QuorumUnavailableError:
-            if (
-                holder.task_id or call.ttl > call.rules.queue_ttl
-            ):  # a call with a countdown would keep them out for long
+            # The slot may be free, and those away for which the nodes keep it. A countdown keeps them out for long.
+            if holder.task_id or call.ttl > call.rules.queue_ttl:
                 raise
-            # The slot may be free, and those away for which the nodes keep it.
             holder = yield from _claim_once(call, barge=True)
             if holder and holder.state is SlotState.CLAIMED:
                 raise

@@ -70,7 +70,7 @@ def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
 
 
 def test_delayed_bytes_arrive_when_the_network_heals(proxy, client, direct):
-    """Nobody waits for the rest of a delay, and what is sent later is not delayed."""
+    """Nobody waits for the rest of a delay, and bytes that are sent later have none."""
     proxy.delay(3600, "replies")
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(client.set, "a", "1")

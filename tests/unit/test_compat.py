@@ -429,7 +429,7 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
 
 
 def test_timeout_of_several_leases_is_kept_in_an_event_loop_of_a_simulation():
-    """What extends the lease there may block; a program that would block its event loop is still told so."""
+    """The simulation may block to extend the lease; a program that would block its event loop is still told so."""
 
     async def work():
         async with AsyncLock(None, NAME, timeout=4 * TTL) as lock:

@@ -249,6 +249,16 @@ def test_greeting_that_is_read_late_says_nothing_about_the_memory():
         assert watch.objection(0) == ""
 
 
+def test_error_in_the_place_of_an_age_says_nothing_about_the_memory():
+    """A process that has known the server for long goes on, also when the server can say its age again."""
+    now = [1000.0]
+    watch = Admission(Rules(3, restart_guard=True), ("a", "b", "c"), lambda: now[0], lambda: 1e9)
+    for age, mark in ((WEEK, "a"), (None, ""), (WEEK + 200.0, "a")):
+        watch.greet(0, Greeting("r1", age=age, mark=mark))
+        assert watch.objection(0) == ""
+        now[0] += 100.0
+
+
 def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time():
     """Each connection finds the same server; if the time began anew with each, the server would never vote."""
     now = [1000.0]

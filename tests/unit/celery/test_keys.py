@@ -358,7 +358,7 @@ ABROAD = MOMENT.astimezone(EARLIER)
     ids=["set", "set inside", "moment", "decimal"],
 )
 def test_equal_models_have_one_key(name, one, other):
-    """Wherever in a pydantic model the equal values are, and in whichever order a process has a set."""
+    """Wherever equal values are in a pydantic model, and in whichever order a process has a set."""
     assert name(one) == name(other)
 
 
