@@ -69,7 +69,7 @@ from .questions import (
     Take,
     Wall,
 )
-from .slot import FREE, DuplicateTask, Holder, Seen, SlotState
+from .slot import CLAIM, FREE, DuplicateTask, Holder, Seen, SlotState
 from .ticket import LIFETIME, Ticket
 
 FIRST_WAIT = 1.0  # seconds for which a message is put back at least, if something does not answer
@@ -796,16 +796,28 @@ def _watch(message: Message, holder: Holder) -> Steps[Verdict]:
     """
     ticket, lease = message.ticket, message.rules.lease
     pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
+    about: Any = {"ref": message.id, "adopt": ticket.watch}
     try:
-        about: Any = {"ref": message.id, "adopt": ticket.watch}
-        secret = yield Put(ticket.watching, pause + message.rules.queue_ttl, NOTE, **about)
-    except LockTakenError:
-        return Leave(f"{message.id} was delivered again; another copy is already waiting.")
+        # For a moment only, as a claim: if this process dies before it has sent the copy, another one has to watch.
+        secret = yield Put(ticket.watching, CLAIM, NOTE, **about)
+    except LockTakenError as taken:
+        if (taken.retry_after or 0.0) > CLAIM:
+            return Leave(f"{message.id} was delivered again; another copy is already waiting.")
+        return (yield from _put_copy_back(message, ticket, (taken.retry_after or CLAIM) + 0.1))
+    verdict = yield from _put_copy_back(message, replace(ticket, watch=secret), pause)
+    if isinstance(verdict, PutBack) and not verdict.unsent:
+        with suppress(LockTakenError, QuorumUnavailableError):  # then several copies may watch for a while
+            yield Put(ticket.watching, pause + message.rules.queue_ttl, NOTE, secret, ref=message.id)
+    else:
+        yield Free(ticket.watching, secret)
+    return verdict
+
+
+def _put_copy_back(message: Message, ticket: Ticket, pause: float) -> Steps[Verdict]:
     reason = f"{message.id} was delivered a second time; it is checked again in {pause:.1f} s."
-    verdict = yield from _put_back(message, replace(ticket, watch=secret), pause, reason)
+    verdict = yield from _put_back(message, ticket, pause, reason)
     if isinstance(verdict, PutBack) and not verdict.unsent:
         return verdict
-    yield Free(ticket.watching, secret)
     error = verdict.unsent if isinstance(verdict, PutBack) else verdict.error
     log.warning("a copy of task %s could not be put back: %s", printable(message.id), error)
     # Not a failure, which would be stored as the result of the live run.

@@ -213,7 +213,7 @@ class Run:
     end: float | None = None  # stays None if its worker died
     ended: int = 0  # the step in which the body ended
     message: int = 0  # the number of a pending call's message
-    over: int = 0  # the step in which its slot was free and its result stored
+    over: int = 0  # the step in which its slot was free and its result stored, or lost
     took: float = 0.0  # when it began to take its slot
     attempt: int = 0
     done: bool = False  # whether it returned, or sent a retry
@@ -428,11 +428,11 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
             world.note(f"{message.id[:4]} ends with {error!r}")
             with suppress(OSError):
                 fail(received, error)
-            return
+        else:
+            broker.ends[message.id] = repr(getattr(ended.retval, "exception", None))
         for run in RecordingTask.recorder.runs:
             if run.id == message.id and run.end is not None and not run.over:
                 run.over = next(RecordingTask.recorder.steps)
-        broker.ends[message.id] = repr(getattr(ended.retval, "exception", None))
 
 
 def fail(received: Any, error: Exception) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django_redlock.core.acquisition import Acquisition, GaveUp, Step
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner, common_value, counted, encode
-from django_redlock.core.protocol import ABSENT, Extended, Failure, Instant, Kind, Release, Reply, Row, failed
+from django_redlock.core.protocol import ABSENT, NOBODYS, Extended, Failure, Instant, Kind, Release, Reply, Row, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 
@@ -164,6 +164,21 @@ def test_waiter_that_is_cut_off_leaves_the_queue():
     leaving = attempt.go_on()
 
     assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
+
+
+def test_holder_of_a_permit_waits_nowhere():
+    """It leaves the queue of the node that refused it: as the first one there, it would keep out those behind it."""
+    attempt = Attempt(3, wait=None, waiter="p|1", limit=2)
+    attempt.step.receive(0, Reply(Kind.BUSY, left=30.0, detail="b", position=0))
+    attempt.reply(None, A, "c")
+    attempt.proceed()
+    attempt.reply(None, A, A)
+
+    leaving = attempt.go_on()
+
+    assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
+    assert {request.secret for request in leaving.requests.values()} == {NOBODYS}  # no permit is given back
+    assert isinstance(attempt.go_on(), Granted)
 
 
 @pytest.mark.parametrize("free", [(), (3, 7)])

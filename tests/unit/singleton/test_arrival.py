@@ -94,6 +94,12 @@ CASES = [
         "a copy while the first runs and another copy waits",
         Leave,
         **AGAIN,
+        locks=OWN_RUN | by("mine", NOTE, name="watch:mine", left=99.0),
+    ),
+    Case(
+        "a copy while the first runs and another copy waits, or was lost with its process before it was sent",
+        PutBack,
+        **AGAIN,
         locks=OWN_RUN | by("mine", NOTE, name="watch:mine", left=9.0),
     ),
     Case("a copy after it has ended", Leave, **AGAIN, locks=DONE, results=ENDED),
@@ -301,6 +307,26 @@ def test_message_that_is_put_back_says_what_it_has_met() -> None:
     assert copy.redelivered
     assert sent(**PENDING, locks=BEGAN | OWN_RUN).ticket.watch
     assert not sent(**PENDING, locks=RECORD | OWN_RUN).ticket.watch  # a run with older arguments
+
+
+def test_copy_that_watches_is_announced_for_a_moment_until_it_is_sent() -> None:
+    """If its process dies before that, the broker delivers the message again, and that copy has to watch instead."""
+    _, facts = decided(**AGAIN, locks=OWN_RUN)
+    steps = [question for question in facts.asked if isinstance(question, ask.Put | ask.Send)]
+
+    assert [type(step) for step in steps] == [ask.Put, ask.Send, ask.Put]
+    announced, copy, kept = steps
+    assert announced.ttl == 10.0
+    assert kept.ttl > copy.pause + 10.0
+    assert kept.secret == copy.ticket.watch
+
+
+def test_copy_waits_to_see_whether_another_one_was_sent() -> None:
+    """It keeps its own place in the line of copies; a moment later, the other one is known to wait, or gone."""
+    other = by("mine", NOTE, name="watch:mine", left=9.0)
+    again = sent(**AGAIN, watch=secret("d"), locks=OWN_RUN | other)
+
+    assert (again.pause, again.ticket.watch) == (9.1, secret("d"))
 
 
 def test_message_keeps_its_slot_while_nodes_are_away() -> None:
