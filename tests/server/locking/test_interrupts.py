@@ -54,6 +54,15 @@ at_any_moment = pytest.mark.xfail(
 
 
 @pytest.fixture
+def short_turns() -> Any:
+    """Threads take turns often: while one is busy, the other would otherwise wait five milliseconds for each of its."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0001)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def three() -> Any:
     """Three nodes in memory, whose leases last for a second."""
     with using(["memory://i1", "memory://i2", "memory://i3"]):
@@ -206,6 +215,7 @@ def raise_in(thread: int, error: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
+@pytest.mark.usefixtures("short_turns")
 @at_any_moment
 def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Manager, monkeypatch: Any):
     """An exception from ``PyThreadState_SetAsyncExc`` in a thread that takes locks blocks no other thread."""
