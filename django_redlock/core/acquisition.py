@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken
 from .names import SECRET_SIZE, common_value, permit_slug, secret_of, slug, uncounted
-from .protocol import ABSENT, NOBODYS, Instant, Release, Reply
+from .protocol import ABSENT, Instant, Release, Reply
 from .round import Round, unanswered
 from .rules import Rules, Wanted
 from .votes import Verdict, is_quorum, prevents_quorum
@@ -127,14 +127,12 @@ class Acquisition:
             if granted is None and self._attempt.verdict.split:
                 granted = yield from self._contend()
             if granted is not None:
-                yield from self._move_up()
                 return granted
             verdict = self._attempt.verdict
             if self._again and self._was_cut(verdict) and self._is_over(verdict):
                 self._again = False
                 granted = yield from self._repeat()
                 if granted is not None:
-                    yield from self._move_up()
                     return granted
                 verdict = self._attempt.verdict
             self.waiter.gives_back(verdict.granted)
@@ -331,17 +329,6 @@ class Acquisition:
             self._earlier.add(uncounted(attempt.value[SECRET_SIZE:]))
         if leaving:
             self._enrolled.clear()
-
-    def _move_up(self) -> Generator[Step, Instant, None]:
-        """
-        Leave the queues of the nodes that did not grant a lock which several may hold.
-
-        Otherwise the holder would keep the next waiter out there until its enrolment ends; and two holders on a node
-        each would keep everybody out, though the lock has room.
-        """
-        if (self._queue or self.wanted.shared) and (nodes := self._enrolled - self._attempt.verdict.granted):
-            release = Release(self._attempt.slugs, NOBODYS, 0.0, self.waiter.name, queue=self._queue)
-            self._attempt.at = yield Round.to_release(release, nodes, 0.0)
 
     def _traces(self, leaving: bool) -> set[int]:
         """

@@ -18,7 +18,21 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SHARED_KIND, Owner, common_value, encode, encode_since, queue_of, uncounted
-from .protocol import FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Term, failed, without_secrets
+from .protocol import (
+    FAR,
+    HIGHEST,
+    NOBODYS,
+    Acquire,
+    Failure,
+    Instant,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Term,
+    failed,
+    without_secrets,
+)
 from .round import Round
 from .rules import Rules, Wanted
 from .votes import GRANTS, Verdict, extended_by_quorum
@@ -172,6 +186,7 @@ class Attempt:
                 if self._waiter:
                     self._enrolled |= first.may_queue()
                 return None
+        yield from self._move_up(first)
         deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
         if self.at.now + self._rules.least_validity(ttl) > deadline:
@@ -214,6 +229,18 @@ class Attempt:
         self._replies = round.replies
         kinds = [reply.terms[0].kind for reply in round.replies.values() if reply.terms]
         return extended_by_quorum(kinds, rules) is True
+
+    def _move_up(self, first: Round) -> Generator[Round, Instant, None]:
+        """
+        Leave the queues of the nodes that did not grant a lock which several may hold.
+
+        Otherwise the holder would keep the next waiter out there until its enrolment ends; and two holders on a node
+        each would keep everybody out, though the lock has room.
+        """
+        shared = self._queue or self._wanted.shared
+        if shared and (nodes := self._enrolled - Verdict(first.replies, self._rules).granted):
+            release = Release(self.slugs, NOBODYS, 0.0, self._waiter, queue=self._queue)
+            self.at = yield Round.to_release(release, nodes, 0.0)
 
     def _of_another(self, reply: Reply) -> Reply:
         """
