@@ -186,7 +186,8 @@ class Attempt:
                 if self._waiter:
                     self._enrolled |= first.may_queue()
                 return None
-        yield from self._move_up(first)
+        if self._enrolled and (self._queue or self._wanted.shared):
+            yield from self._move_up(first)
         deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
         if self.at.now + self._rules.least_validity(ttl) > deadline:
@@ -232,13 +233,12 @@ class Attempt:
 
     def _move_up(self, first: Round) -> Generator[Round, Instant, None]:
         """
-        Leave the queues of the nodes that did not grant a lock which several may hold.
+        Leave the queues of the nodes that did not grant the lock, because others may hold it as well.
 
         Otherwise the holder would keep the next waiter out there until its enrolment ends; and two holders on a node
         each would keep everybody out, though the lock has room.
         """
-        shared = self._queue or self._wanted.shared
-        if shared and (nodes := self._enrolled - Verdict(first.replies, self._rules).granted):
+        if nodes := self._enrolled - Verdict(first.replies, self._rules).granted:
             release = Release(self.slugs, NOBODYS, 0.0, self._waiter, queue=self._queue)
             self.at = yield Round.to_release(release, nodes, 0.0)
 
