@@ -7,6 +7,7 @@ A test that lacks something (a server, a browser) is skipped. With ``REDLOCK_REQ
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,6 +76,15 @@ def nodes(servers: Servers) -> Iterator[Servers]:
     renewed = [hold for hold in holds if hold.renewed and not hold.ended]
     left = [hold.names for hold in renewed if theirs & {node.name for node in hold.keeper.nodes}]
     assert not left, f"still renewed: {left}"
+
+
+@pytest.fixture
+def short_turns() -> Iterator[None]:
+    """Let threads take turns as often as they can; a busy one otherwise keeps the others waiting for up to a second."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(autouse=True)

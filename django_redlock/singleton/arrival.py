@@ -814,6 +814,7 @@ def _watch(message: Message, holder: Holder) -> Steps[Verdict]:
 
 
 def _put_copy_back(message: Message, ticket: Ticket, pause: float) -> Steps[Verdict]:
+    """Put a copy back, or leave the message to its run if the broker refuses the copy."""
     reason = f"{message.id} was delivered a second time; it is checked again in {pause:.1f} s."
     verdict = yield from _put_back(message, ticket, pause, reason)
     if isinstance(verdict, PutBack) and not verdict.unsent:

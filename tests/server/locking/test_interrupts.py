@@ -54,15 +54,6 @@ at_any_moment = pytest.mark.xfail(
 
 
 @pytest.fixture
-def short_turns() -> Any:
-    """Threads take turns often: while one is busy, the other would otherwise wait five milliseconds for each of its."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.0001)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.fixture
 def three() -> Any:
     """Three nodes in memory, whose leases last for a second."""
     with using(["memory://i1", "memory://i2", "memory://i3"]):

@@ -1,7 +1,5 @@
 """When a message comes back that waits for its slot, and when it waits in its process."""
 
-import sys
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
@@ -145,15 +143,7 @@ def test_process_remembers_the_lengths_of_a_number_of_slots(lengths: Lengths) ->
     assert [lengths.measured(slot, 0.0) for slot in ("0", "1000")] == [0.0, 1.0]
 
 
-@pytest.fixture
-def hasty() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_turns")
 def test_threads_note_and_read_lengths_at_once() -> None:
     """No thread of a pool meets what another one is changing."""
     lengths, over = Lengths(), []
