@@ -6,7 +6,8 @@ others leave a free slot to it. So it has to come back in time. If it comes back
 
 The pause is as long as the runs before its own will take. A process that had a run knows how long it took, and the
 description of the next run tells that to messages that find the slot taken. While no length is known, a message comes
-back soon, again and again, until the present run has ended.
+back soon, again and again, until the present run has ended. While few are known, it comes back after half of the time
+and looks again: the first run of a process often takes longer than the others.
 
 Lengths differ, so some messages come back too late. One that comes back and finds the slot free, and again a moment
 later, overtakes them; see :func:`.arrival._wait_in_process`. Otherwise all would wait for the one that is away for
@@ -170,7 +171,7 @@ class Wait(NamedTuple):
             at_least = self.turn - min(EARLY, half)
             if not self.sure:  # so few runs may have been the long ones
                 believed = max(self._first + self.length, self.ahead * BELIEVED, LONGEST_GUESS)
-                at_least = min(at_least, believed)
+                at_least = min(at_least, believed, max(self._first, self.turn / 2))
         elif self.lasted is None:  # a run begins in a moment, or whoever is next is away
             at_least = max(self.turn, min(self.waited / PART, LONGEST_GUESS))
         else:

@@ -66,11 +66,15 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 @pytest.mark.parametrize(
     ("ahead", "length", "lasted", "pause"),
     [
-        (50, 0.2, 0.0, 0.2 + 50 * 0.235 - 0.235 / 2),
+        (50, 0.2, 0.0, (0.2 + 50 * 0.235) / 2),  # half of the time until its turn
+        (1, 8.0, 1.0, (7.0 + 8.035) / 2),
+        (1, 8.0, 0.0, (8.0 + 8.035) / 2),
+        (0, 8.0, 1.0, 6.75),  # nobody can have the slot before the present run ends
         (50, 8.0, 0.0, 50.0),  # a second for each run
         (5, 8.0, 0.0, 16.0),  # the present run, and one more
-        (8, 2.0, 0.0, 10.0),
-        (2, 2.0, 0.0, 5.82),  # its turn comes before
+        (20, 1.0, 0.0, 10.85),
+        (10, 2.0, 0.0, 10.0),
+        (2, 2.0, 0.0, 3.035),
         (0, 8.0, 0.0, 7.75),
         (500, 3600.0, 0.0, 600.0),
     ],
@@ -78,7 +82,7 @@ def test_the_next_message_waits_in_its_process(ahead: int, length: float, lasted
 def test_message_counts_on_few_runs_until_enough_have_told(
     ahead: int, length: float, lasted: float, pause: float
 ) -> None:
-    """The only run that has told may have been a long one, so it counts for a second."""
+    """The only run that has told may have been a long one: it counts for a second, and the message looks again soon."""
     assert Wait(length, ahead, 30.0, lasted, sure=False).pause == pytest.approx(pause)
 
 
