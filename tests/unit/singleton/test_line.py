@@ -83,7 +83,15 @@ def test_message_counts_on_few_runs_until_enough_have_told(
     ahead: int, length: float, lasted: float, pause: float
 ) -> None:
     """The only run that has told may have been a long one: it counts for a second, and the message looks again soon."""
-    assert Wait(length, ahead, 30.0, lasted, sure=False).pause == pytest.approx(pause)
+    assert Wait(length, ahead, 0.0, lasted, sure=False).pause == pytest.approx(pause)
+
+
+@pytest.mark.parametrize(("ahead", "waited"), [(50, 0.1), (51, 0.0)])
+def test_message_looks_again_at_half_of_its_wait_only_once_and_only_if_few_come_first(
+    ahead: int, waited: float
+) -> None:
+    """Each look costs the broker a message, and one with many before it comes back early in any case."""
+    assert Wait(0.2, ahead, waited, 0.0, sure=False).pause == pytest.approx(0.2 + ahead * 0.235 - 0.235 / 2)
 
 
 def test_several_runs_at_once_are_as_much_sooner() -> None:
