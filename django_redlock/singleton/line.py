@@ -6,10 +6,10 @@ others leave a free slot to it. So it has to come back in time. If it comes back
 
 The pause is as long as the runs before its own will take. A process that had a run knows how long it took, and the
 description of the next run tells that to messages that find the slot taken. While no length is known, a message comes
-back soon, again and again, until the present run has ended. While few are known, it comes back after half of the time,
-once, and looks again: the first run of a process often takes longer than the others. A message with many before it does
-not, because each look costs the broker a message: the slot is idle while workers look at so many, so it comes back
-early in any case.
+back soon, again and again, until the present run has ended. While few are known, its first pause ends at
+half of the wait, and it looks again: the first run of a process often takes longer than the others. A message behind
+many others does not look again early. Each look costs the broker a message, and the slot is idle until workers have
+looked at all of them, so that message comes back too early in any case.
 
 Lengths differ, so some messages come back too late. One that comes back and finds the slot free, and again a moment
 later, overtakes them; see :func:`.arrival._wait_in_process`. Otherwise all would wait for the one that is away for
@@ -29,7 +29,7 @@ PART, LONGEST_GUESS = 4, 10.0  # a guess is this part of the time that has passe
 BETWEEN = 0.035  # seconds from the end of a run to the beginning of the next
 FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a process remembers how long runs take
 LAST, SURE = 5, 3  # how many lengths of each kind it remembers of a slot, and how many it must know to count on them
-FEW = 50  # with so many before it at most, a message looks again at half of its wait, as long as it knows fewer
+FEW = 50  # a message with more than these before it does not look again at half of its wait
 BELIEVED = 1.0  # seconds that each run before its own may take at most, as long as it knows fewer
 IDLE = 0.25  # seconds for which a free slot is left to messages that come first, and are away
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it

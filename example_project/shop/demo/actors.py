@@ -229,12 +229,13 @@ class Saboteur:
         nodes = self._stack.nodes
         if time.monotonic() + 2 * nodes.losable * self.gap < self._until:
             victims = [(self._killed + step) % len(nodes.servers) for step in range(nodes.losable)]
+            # Each wait comes first, so that the page has shown the votes of all nodes before the first is killed.
             for victim in victims:
+                over.wait(self.gap)
                 self._kill(victim)
-                over.wait(self.gap)
             for victim in victims:
-                self._restart(victim)
                 over.wait(self.gap)
+                self._restart(victim)
             over.wait(nodes.votes_after)
         over.wait(0.5)
 

@@ -87,9 +87,7 @@ def test_message_counts_on_few_runs_until_enough_have_told(
 
 
 @pytest.mark.parametrize(("ahead", "waited"), [(50, 0.1), (51, 0.0)])
-def test_message_looks_again_at_half_of_its_wait_only_once_and_only_if_few_come_first(
-    ahead: int, waited: float
-) -> None:
+def test_message_looks_again_at_half_of_its_wait_once_and_behind_few_others(ahead: int, waited: float) -> None:
     """Each look costs the broker a message, and one with many before it comes back early in any case."""
     assert Wait(0.2, ahead, waited, 0.0, sure=False).pause == pytest.approx(0.2 + ahead * 0.235 - 0.235 / 2)
 
