@@ -110,8 +110,9 @@ class Acquisition:
         self._again = True  # whether the last attempt may be repeated, if it found links that had been cut
         self._failing_since: float | None = None  # since when only failures that may last have been in the way
         self._earlier: set[str] = set()  # see Attempt
-        # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
-        self._enrolled: set[int] = set()
+        # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too. Somebody
+        # who comes back may be in any queue.
+        self._enrolled = set(range(rules.nodes)) if wanted.place else set[int]()
         # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
         # moment finds an attempt to undo.
         self._attempt = self._new_attempt(self._slugs, NEVER)

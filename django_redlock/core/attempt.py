@@ -186,7 +186,7 @@ class Attempt:
                 if self._waiter:
                     self._enrolled |= first.may_queue()
                 return None
-        if self._enrolled and (self._queue or self._wanted.shared):
+        if self._enrolled and (self._queue or self._wanted.shared or self._wanted.place):
             yield from self._move_up(first)
         deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
@@ -233,10 +233,12 @@ class Attempt:
 
     def _move_up(self, first: Round) -> Generator[Round, Instant, None]:
         """
-        Leave the queues of the nodes that did not grant the lock, because others may hold it as well.
+        Leave the queues of the nodes that did not grant the lock; those that granted it have taken the waiter out.
 
-        Otherwise the holder would keep the next waiter out there until its enrolment ends; and two holders on a node
-        each would keep everybody out, though the lock has room.
+        Where others may hold the lock as well, the holder would keep the next waiter out until its enrolment ends; and
+        two holders on a node each would keep everybody out, though the lock has room. The enrolment of somebody who was
+        away can outlast the work: the next one would find some nodes taken and others free, and could not tell when its
+        turn comes.
         """
         if nodes := self._enrolled - Verdict(first.replies, self._rules).granted:
             release = Release(self.slugs, NOBODYS, 0.0, self._waiter, queue=self._queue)

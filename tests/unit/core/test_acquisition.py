@@ -10,7 +10,7 @@ from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner, common_value, counted, encode
 from django_redlock.core.protocol import ABSENT, NOBODYS, Extended, Failure, Instant, Kind, Release, Reply, Row, failed
 from django_redlock.core.round import Round
-from django_redlock.core.rules import Rules, Wanted
+from django_redlock.core.rules import QueuePlace, Rules, Wanted
 
 NOW = 1_795_000_000_000_000
 
@@ -26,11 +26,12 @@ class Attempt:
         limit: int = 1,
         term: float = 10.0,
         hold_for: float = 0.0,
+        place: QueuePlace | None = None,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         secrets = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), term, wait, Owner(), limit=limit, hold_for=hold_for)
+        wanted = Wanted(("a",), term, wait, Owner(), limit=limit, hold_for=hold_for, place=place)
         acquisition = Acquisition(wanted, rules, HighestToken(), lambda: next(secrets), lambda: 0.5, waiter)
         self.time = 100.0
         self.steps: Generator[Step, Instant, Granted | GaveUp] = acquisition.steps(self._instant())
@@ -178,6 +179,23 @@ def test_holder_of_a_permit_waits_nowhere():
 
     assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
     assert {request.secret for request in leaving.requests.values()} == {NOBODYS}  # no permit is given back
+    assert isinstance(attempt.go_on(), Granted)
+
+
+@pytest.mark.parametrize("late", [None, "c"])
+def test_holder_that_was_away_waits_nowhere(late: str | None):
+    """
+    It leaves the queue of each node that did not grant the lock, or has not replied yet, at the first attempt.
+
+    Its place there would last longer than a short run, and the next one would find it first in that queue.
+    """
+    attempt = Attempt(3, waiter="p|1", place=QueuePlace("p|1", NOW, 3.0))
+    attempt.reply(late, A, A)
+
+    leaving = attempt.go_on()
+
+    assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
+    assert {request.secret for request in leaving.requests.values()} == {NOBODYS}
     assert isinstance(attempt.go_on(), Granted)
 
 
