@@ -179,10 +179,10 @@ class Attempt:
                 if not Verdict(second.replies, self._rules).accepted:
                     return None
         self._highest.lift(self.slugs, fencing_token)
-        hold_until = 0.0
-        if hold_for := self._wanted.hold_for:
+        hold_for, hold_until = self._wanted.hold_for, 0.0
+        if hold_for:
             hold_until = self.at.now + hold_for
-            if hold_for > ttl and not (yield from self._keep(fencing_token)):
+            if hold_for > ttl and not (yield from self._keep(fencing_token, self._rules.deadline(start, ttl))):
                 if self._waiter:
                     self._enrolled |= first.may_queue()
                 return None
@@ -194,9 +194,10 @@ class Attempt:
             if self._waiter:
                 self._enrolled |= first.may_queue()
             return None
-        # A secret that the caller chose, or that was used before, may also be on nodes that did not get this round.
-        # Unless they get the release, they keep the lock until it expires.
-        known = not (self._wanted.secret or again or self.skipped)
+        # A secret that the caller chose, or that was used before, may also be on nodes that did not get this round, and
+        # a minimum hold on nodes that got only its own. Unless they get the release, they keep the lock until it
+        # expires.
+        known = not (self._wanted.secret or again or self.skipped or hold_for > ttl)
         return Granted(
             self.slugs,
             self.secret,
@@ -213,17 +214,19 @@ class Attempt:
             hold_until,
         )
 
-    def _keep(self, fencing_token: int) -> Generator[Round, Instant, bool]:
+    def _keep(self, fencing_token: int, deadline: float) -> Generator[Round, Instant, bool]:
         """
         Have the nodes keep the lock for a minimum hold that is longer than its lease; return whether a quorum does.
 
         This comes before the work begins, so that nothing that happens to its process can end the hold earlier. The
         lease itself stays as short as any: a process that dies in the middle of its attempt leaves nothing for longer.
+        A node whose link is still being made, as the first lock of a process often finds one, gets the hold as well:
+        with no more than a quorum, one node that loses its memory would end it.
         """
         wanted, rules = self._wanted, self._rules
         common = common_value(wanted.limit) if self._queue else ""
         about = (self.slugs, self.secret, self.value, wanted.hold_for, fencing_token, wanted.shared)
-        round = Round.to_extend((Term(*about, common=common),), rules, self._timeout)
+        round = Round.to_extend((Term(*about, common=common),), rules, self._timeout, deadline - self.at.now)
         self.rounds.append(round)
         self.at = yield round
         self._note_tokens(round)

@@ -165,6 +165,9 @@ class Term(NamedTuple):
     If the lease ends later on a node, the node keeps that end, unless the request is to *shorten* the lease: extensions
     may be executed in a different order than they were sent. *number* identifies the term to its sender. *common* is as
     in :class:`Acquire`.
+
+    The *last* term is that of a minimum hold after the work. It is also granted, where the node has the lease, if an
+    operator has asked the holder to stop.
     """
 
     slugs: tuple[str, ...]
@@ -176,6 +179,7 @@ class Term(NamedTuple):
     shorten: bool = False
     number: int = 0
     common: str = ""
+    last: bool = False
 
 
 class Extend(NamedTuple):

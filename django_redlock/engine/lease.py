@@ -287,6 +287,7 @@ class Lease:
             keeper.surroundings.entering(self.names, keeper.rules)
         except BaseException:
             self.hold.by_hand += 1
+            self.hold.never_began()
             self.release()  # nothing else would
             raise
         return self
@@ -355,6 +356,8 @@ class Lease:
         hold.outcome = outcome
         if released:
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
+        if hold.late:
+            self._report()
         return outcome
 
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
@@ -656,7 +659,7 @@ class LeaseHold(HoldState):
         return self.next_event(self.renewed)
 
     def release_came_too_late(self, outcome: Outcome) -> None:
-        """Correct the reason ``released``; the caller logs, raises or returns the loss, so nothing else reports it."""
+        """Correct the reason ``released``; the caller reports the loss, so that the watchdog does not."""
         self.report_at = NEVER  # first: the watchdog may look at any moment
         self.late = True
         super().release_came_too_late(outcome)
@@ -715,9 +718,18 @@ class LeaseHold(HoldState):
             return self.leave_queue()
         return self.takeover.to_end_earlier() if self.takeover else None
 
+    def never_began(self) -> None:
+        """Note that the body will not run, before the lock is left: without another entry, there is no minimum hold."""
+        if self.depth == 1:
+            self.keeps = False
+
     def failed(self) -> None:
-        """Note that the work failed, before the lock is released: its minimum hold may depend on that."""
-        if not self._hold_on_error and self.depth == 1:
+        """
+        Note that the work failed, before the lock is released: its minimum hold may depend on that.
+
+        Of a reentrant lock, the outermost block decides, after which at most the commit has something to give back.
+        """
+        if not self._hold_on_error and self.depth - self.kept == 1:
             self.keeps = False
 
     def release_later(self) -> None:

@@ -184,7 +184,7 @@ class Lock:
         except BaseException:
             block.over = True
             if lease is not None:  # interrupted: the body will not run
-                lease.hold.keeps = False
+                lease.hold.never_began()
                 lease.hold.abandon()
                 self._threads.leave(block)
             raise
@@ -239,7 +239,7 @@ class Lock:
         except BaseException:
             block.over = True
             if lease is not None:
-                lease.hold.keeps = False
+                lease.hold.never_began()
                 lease.hold.abandon()
                 self._tasks.leave(block)
             raise

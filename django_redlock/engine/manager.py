@@ -566,7 +566,7 @@ class Acquirer:
                 remember(lease, who)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
-            lease.hold.keeps = False  # its work does not begin
+            lease.hold.never_began()
             lease.hold.abandon()
             raise
 

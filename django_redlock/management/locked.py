@@ -289,11 +289,16 @@ def _locked(
         lease = acquire(lock, skip_exit_code)
         if lease is None:
             return None
+        began = False
         try:
             with lent(self, lease):
+                began = True
                 result = done(handle, handle(self, *args, **given))
-        except BaseException:
-            lease.hold.failed()
+        except BaseException as error:
+            if not began:
+                lease.hold.never_began()
+            elif not (isinstance(error, SystemExit) and error.code in (None, 0)):  # the exit code of success
+                lease.hold.failed()
             lease.release()
             raise
         give_up(lease)

@@ -89,7 +89,7 @@ class Child:
     def end(self) -> None:
         """Send the group SIGTERM now and SIGKILL after the grace period; return at once, in any thread."""
         with self._mutex:
-            if self._deadline is not None:
+            if self._deadline is not None or self._reaped:
                 return
             self._deadline = steady() + self._grace
         self.signal(signal.SIGTERM)

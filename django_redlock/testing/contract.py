@@ -663,10 +663,8 @@ def requests(chosen: random.Random, mark: str) -> list[Request]:
             case 4:
                 return Raise(slugs, secret, token(), keep, bool(how["shared"]))
             case 5:
-                ttl = chosen.choice([60.0, 90.0])
-                return Extend(
-                    (Term(slugs, secret, value, ttl, token(), shorten=chosen.random() < 0.5, **unqueued),), keep
-                )
+                ttl, shorten, last = chosen.choice([60.0, 90.0]), chosen.random() < 0.5, chosen.random() < 0.5
+                return Extend((Term(slugs, secret, value, ttl, token(), shorten=shorten, last=last, **unqueued),), keep)
             case 6 | 7:
                 whose = chosen.choice([secret, secret, SHARED])
                 revoke, latest = chosen.random() < 0.5, chosen.choice([base + 3, base + 10**9])

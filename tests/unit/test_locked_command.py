@@ -307,6 +307,21 @@ def test_instance_has_the_lease_of_one_thread():
     in_thread(lambda: call_command(shared, supplier="2"))
 
 
+def test_run_that_is_refused_leaves_no_minimum_hold():
+    """Its work did not begin, so another run may do it at once."""
+
+    def work(self):
+        with pytest.raises(CommandError, match="works in another thread"):
+            in_thread(lambda: call_command(self, supplier="2"))
+
+    shared = command(locked_command("import:{supplier}", hold_for=50), work)
+
+    call_command(shared, supplier="1")
+
+    assert is_free("command:import:2")
+    assert not is_free("command:import:1")
+
+
 def holder_of(name):
     with pytest.raises(LockTakenError) as taken:
         lock(name, wait=0).acquire()
@@ -389,16 +404,23 @@ def test_exception_of_the_command_releases():
 
 
 @pytest.mark.parametrize("options", [{}, {"hold_on_error": False}])
-@pytest.mark.parametrize("fails", [True, False])
-def test_minimum_hold_keeps_the_next_host_out(fails, options):
-    """The lock stays taken for ``hold_for`` from its start, also if the command fails, unless that is switched off."""
+@pytest.mark.parametrize(
+    "end", [None, ZeroDivisionError(), SystemExit(3), SystemExit("no"), SystemExit(0), SystemExit()]
+)
+def test_minimum_hold_keeps_the_next_host_out(end, options):
+    """
+    The lock stays taken for ``hold_for`` from its start, also if the command fails, unless that is switched off.
+
+    As for a program, a command that exits with code 0 has not failed.
+    """
+    fails = bool(end) and getattr(end, "code", 1) not in (None, 0)
 
     def work(self):
-        if fails:
-            raise ZeroDivisionError
+        if end:
+            raise end
 
     with Simulation(ttl=10) as sim:
-        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        with pytest.raises(type(end)) if end else nullcontext():
             call_command(command(locked_command("nightly", hold_for=50, **options), work))
         sim.advance(49)
 

@@ -271,12 +271,13 @@ class NodeState:
         base = queue_of(term.slugs[0]) if term.common else ""
         held_otherwise = self._is_held_otherwise(base, term.common)
         may_come_back = not held_otherwise and all(self._may_come_back(term, slug) for slug in lost)
-        if records.cancelled(term.secret, now) or not may_come_back:
+        revoked = records.revoked(term.secret, now)
+        cancelled = records.cancelled(term.secret, now) and not (revoked and term.last and not lost)
+        if cancelled or not may_come_back:
             others = [holder for slug in lost if (holder := self._other_holder(term, slug)) is not None]
             others += [records.holder(base, now) or ""] if held_otherwise else []
             detail = next(iter(others), "")[SECRET_SIZE:LONGEST_HOLDER]
-            kind = Kind.REVOKED if records.revoked(term.secret, now) else Kind.REFUSED
-            return Extended(kind, high, detail)
+            return Extended(Kind.REVOKED if revoked else Kind.REFUSED, high, detail)
         if term.common:
             self._share_longer(term, base, term.common)
         for slug in term.slugs:

@@ -123,7 +123,7 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
         try:
             child = Child(program, grace=grace, env=env)
         except OSError as error:
-            lease.hold.keeps = False  # the work does not begin: another host may have the program
+            lease.hold.never_began()  # the work does not begin: another host may have the program
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
         pass_to(child)

@@ -125,11 +125,11 @@ class Encoder:
 
     def _extend(self, request: Extend) -> Words:
         keys, arguments, touched = [self._index], [self._prefix, word(ms(request.keep))], 1
-        for slugs, secret, value, ttl, fencing_token, shared, shorten, _, common in request.terms:
+        for slugs, secret, value, ttl, fencing_token, shared, shorten, _, common, last in request.terms:
             count, names = self._keys(slugs, "hfr" if shared else "hf", queue_of(slugs[0]) if common else "")
             touched += 1 + count
             keys.append(self._tombstone(secret) + names)
-            how = usual(str(len(slugs)), common or shared, shorten, ms(ttl))
+            how = usual(str(len(slugs)), common or shared, f"{'last' if last else ''}{'1' if shorten else ''}", ms(ttl))
             arguments.append(f"{how}{words(secret, str(fencing_token), value)}")
         return touched, touched + 3 + 7 * len(request.terms), "".join(keys + arguments)
 

@@ -9,7 +9,7 @@ import pytest
 from django_redlock import RedlockError
 from django_redlock.engine import rounds, rounds_async
 from django_redlock.runtime.clock import steady
-from django_redlock.testing import Server, Servers
+from django_redlock.testing import FaultProxy, Server, Servers
 from tests.managers import Asyncio, Flavour, Manager, connect, eventually, real_manager, renew_now
 
 THREADS = 4
@@ -43,6 +43,24 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
 
     await eventually(lambda: all(key_on(node) == lease.secret for node in nodes[:dead]))
     await flavour.release(lease)
+
+
+async def test_minimum_hold_reaches_a_node_whose_connection_is_still_being_made(nodes: Servers, flavour: Flavour):
+    """
+    The first lock of a process often finds one. If only a quorum had the hold, one node that loses its memory would end
+    it, as soon as the process is dead.
+    """
+    with FaultProxy(nodes[0].url) as proxy:
+        proxy.delay(0.05)
+        manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
+        lease = await flavour.acquire(manager.lock("a", renew=False, hold_for=600.0))
+
+        await eventually(lambda: all(key_on(node) == lease.secret for node in nodes))
+
+        for node in nodes:
+            with node.client() as client:
+                assert client.pttl("t:{a}:h") > 60_000
+        assert await flavour.release(lease) == "held"
 
 
 async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Manager):

@@ -107,6 +107,20 @@ def test_lock_that_the_nodes_do_not_keep_is_given_back():
     assert not outcome.taken
 
 
+def test_minimum_hold_may_be_on_a_node_that_missed_the_first_request():
+    """A node that failed then, and got the hold, has the lock for as long; so the release goes to all nodes."""
+    attempt = Attempt(3, hold_for=100.0)
+    attempt.reply(F, A, A)
+
+    keep = attempt.go_on()
+    for node in range(3):
+        keep.receive(node, Reply(Kind.HELD, terms=(Extended(Kind.HELD, 1),)))
+    granted = attempt.go_on()
+
+    assert isinstance(granted, Granted)
+    assert granted.untouched == frozenset()
+
+
 @pytest.mark.parametrize(
     ("nodes", "replies", "taken"),
     [

@@ -33,7 +33,7 @@ from django_redlock import (
 )
 from django_redlock.checks import check_decorators, check_deployment, check_settings
 from django_redlock.testing import Simulation
-from tests.managers import Manager, unwatched
+from tests.managers import Asyncio, Blocking, Flavour, Manager, unwatched
 from tests.shop.models import Order
 
 NODES = ["memory://a", "memory://b", "memory://c"]
@@ -664,6 +664,21 @@ def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
     assert not lost.valid()
     assert told == [lost]
     assert all(lease.valid() for lease in kept)
+
+
+@pytest.mark.parametrize("flavour", [Blocking(), Asyncio()])
+async def test_loss_that_only_the_release_notices_is_told(memory: Manager, flavour: Flavour):
+    """Whoever waits for ``lost`` goes on, and callbacks are called; the block raises, so nothing is logged as well."""
+    manager, told = memory(), []
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    lease.on_lost(told.append)
+    lost = lease.lost
+    for node in manager.nodes:
+        node.store.reset()
+
+    assert await flavour.release(lease) == "expired"
+
+    assert (lost.is_set(), told, lease.reason) == (True, [lease], "forgotten")
 
 
 async def test_loss_that_a_thread_notices_is_told_in_the_event_loop():

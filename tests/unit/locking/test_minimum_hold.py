@@ -3,13 +3,18 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.db import transaction
+from django.test import override_settings
 
 from django_redlock import LockLostError, LockTakenError, lock
-from django_redlock.inventory import ActionResult, force_release, held_locks, stale_keys
+from django_redlock.engine.reentrancy import OpenBlocks
+from django_redlock.inventory import ActionResult, ask_to_stop, force_release, held_locks, stale_keys
 from django_redlock.signals import lock_acquired
 from django_redlock.testing import Simulation
 from tests.held import found, look, run
@@ -160,6 +165,55 @@ def test_body_that_did_not_begin_leaves_nothing(sim: Simulation):
     assert not is_taken(sim)
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in an outer block"])
+def test_call_that_its_transaction_refuses_leaves_nothing(within: bool):
+    """The job was not done, so its next call does it; of a reentrant lock, the outer block keeps its minimum hold."""
+    calls: list[str] = []
+    redlock = {**settings.REDLOCK["default"], "OPTIONS": {"in_transaction": "error"}}
+    job = lock("tick", hold_for=50, reentrant=True, if_taken="skip")(lambda: calls.append("ran"))
+    with override_settings(REDLOCK={"default": redlock}), Simulation(ttl=TTL) as sim:
+        with lock("tick", hold_for=30, reentrant=True) if within else nullcontext():
+            with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
+                job()
+
+        assert calls == []
+        assert is_taken(sim) is within
+        if not within:
+            job()
+            assert calls == ["ran"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_inner_block_that_did_not_begin_leaves_the_hold_of_the_outer_one(sim: Simulation, asynchronous: bool):
+    """A block of a reentrant lock that is interrupted before its body begins has nothing to take back."""
+    described = lock("tick", hold_for=30, reentrant=True)
+    interrupt = pytest.MonkeyPatch()
+
+    def enter(*about: Any) -> None:
+        raise KeyboardInterrupt
+
+    async def aenter() -> None:
+        async with described:
+            interrupt.setattr(OpenBlocks, "enter", enter)
+            with pytest.raises(KeyboardInterrupt):
+                async with described:
+                    pytest.fail("the body ran")
+
+    try:
+        if asynchronous:
+            asyncio.run(aenter())
+        else:
+            with described:
+                interrupt.setattr(OpenBlocks, "enter", enter)
+                with pytest.raises(KeyboardInterrupt), described:
+                    pytest.fail("the body ran")
+    finally:
+        interrupt.undo()
+
+    assert is_taken(sim)
+
+
 def test_release_says_that_the_lock_is_still_taken(sim: Simulation):
     """The lease has ended; a second release returns the same, and later holders have a greater token than the run."""
     lease = lock("tick", hold_for=30, label="nightly").acquire()
@@ -272,6 +326,20 @@ def test_inner_blocks_of_a_reentrant_lock_change_nothing(sim: Simulation):
     assert began + 30 <= taken_until(sim) <= began + 31.1
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("within", [True, False], ids=["with an inner block", "alone"])
+def test_failure_of_the_outermost_block_frees_the_lock_after_the_transaction(within: bool):
+    """Also if an inner block is over, whose entry is given back at the commit."""
+    described = lock("tick", reentrant=True, on_commit=True, hold_for=30, hold_on_error=False)
+    with Simulation(ttl=TTL) as sim:
+        with pytest.raises(ZeroDivisionError), transaction.atomic(), described:  # noqa: PT012
+            with described if within else nullcontext():
+                pass
+            raise ZeroDivisionError
+
+        assert not is_taken(sim)
+
+
 async def test_minimum_hold_in_an_event_loop():
     with Simulation(ttl=TTL) as sim:
         began = sim.clock()
@@ -308,6 +376,26 @@ def test_lists_say_until_when_it_is_held(sim: Simulation, away: int):
     shown = run("redlock_inspect", "tick")[0]
     assert until.search(shown)
     assert "nobody renews it" in shown
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["the holder stops", "the work ends before it knows"])
+@pytest.mark.parametrize("kind", ["plain", "several names", "one permit of two"])
+def test_hold_of_a_holder_that_was_asked_to_stop_is_nobodys(sim: Simulation, kind: str, noticed: bool):
+    """It has stopped, so no list says that it works on, and an operator need not ask again."""
+    names = ["tick", "tock"] if kind == "several names" else "tick"
+    lease = lock(names, hold_for=100, **KINDS[kind]).acquire()
+    asked = held_locks().locks[0]
+    assert ask_to_stop(asked, asked.fingerprint) is ActionResult.ASKED
+    if noticed:
+        sim.advance(TTL)
+        assert lease.reason == "revoked"
+
+    lease.release()
+
+    for held in held_locks().locks:
+        assert (held.state, held.kept_until is None) == ("held", False)
+        assert ask_to_stop(held, held.fingerprint) is ActionResult.UNRENEWED
+    assert is_taken(sim)
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["over", "killed"])

@@ -3,7 +3,8 @@
 -- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name,
 --       of a permit the holder and the holders of its lock
 -- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared (of a permit, the value that the permits of its lock
---       have in common), shorten ('1' or ''), ttl ms, secret, fencing token, value; last the mark that the connection learned ('' is none), see served.lua
+--       have in common), how ('last' for the last term, then '1' to shorten the lease), ttl ms, secret, fencing token, value; then
+--       the mark that the connection learned ('' is none), see served.lua
 local index, prefix, keep, mark = KEYS[1], ARGV[1], ARGV[2], ARGV[#ARGV]
 -- A memory that lost this lease may have lost a later one as well, so the client learns first what it is; see acquire.lua.
 if mark ~= '' and redis.call('MGET', prefix .. 'served')[1] ~= mark then return redis.error_reply('FORGOT another memory') end
@@ -26,9 +27,11 @@ local function join(holder, holders, alone, secret, ends, shorten, value)
   return ends
 end
 
-local function extend(at, names, shared, common, shorten, secret, ttl, fencing_token, value)
+local function extend(at, names, shared, common, how, secret, ttl, fencing_token, value)
+  local shorten, last = string.sub(how, -1) == '1', string.sub(how, 1, 4) == 'last'
   local tombstone = redis.call('GET', KEYS[at])
-  local high, refused, lost, holder = '0', tombstone, {}, nil
+  local stops = tombstone == 'stop'
+  local high, refused, lost, holder = '0', tombstone and not (last and stops), {}, nil
   for i = at + 1, at + names do
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[names + i]) or '0'
@@ -39,7 +42,7 @@ local function extend(at, names, shared, common, shorten, secret, ttl, fencing_t
       refused, holder = true, holder or current
     elseif not owner or (shared and not joined) then
       lost[i] = current and 'us' or 'all'
-      if tonumber(fence) > tonumber(fencing_token) then refused = true end
+      if tombstone or tonumber(fence) > tonumber(fencing_token) then refused = true end
     end
   end
   local base, permits, first_permit = KEYS[at + 2 * names + 1], KEYS[at + 2 * names + 2], false
@@ -54,7 +57,7 @@ local function extend(at, names, shared, common, shorten, secret, ttl, fencing_t
   if refused then
     -- Who has it now, for people: without the secret, and without spaces, which separate the results.
     local who = holder and '\31' .. string.gsub(string.sub(holder, 33, 2000), ' ', '\31') or ''
-    return tombstone == 'stop' and 'S' or 'R', high, who
+    return stops and 'S' or 'R', high, who
   end
   if common then join(base, permits, first_permit, secret, now_ms + ttl, shorten, common) end
   for i = at + 1, at + names do
@@ -84,7 +87,7 @@ for i = 3, #ARGV - 1, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
   local common = #ARGV[i + 1] > 1 and ARGV[i + 1]
   -- A key that another program has damaged ends the lease of its own lock, and no other one.
-  local whole, outcome, high, who = pcall(extend, key, names, shared, common, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
+  local whole, outcome, high, who = pcall(extend, key, names, shared, common, ARGV[i + 2], ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if not whole then
     local what = type(outcome) == 'table' and outcome.err or outcome
     local damage = string.find(what, 'WRONGTYPE', 1, true) or string.find(what, 'attempt to', 1, true)
