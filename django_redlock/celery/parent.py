@@ -21,7 +21,7 @@ from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..runtime.clock import steady
 from ..singleton.arrival import expire
-from ..singleton.driver import free
+from ..singleton.driver import give_up
 from ..singleton.ending import free_dead, shorten
 from ..singleton.options import SingletonOptions
 from ..singleton.pending import discard
@@ -161,11 +161,11 @@ def freeing_unreadable(receive: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _free_refused(message: Any = None, **about: Any) -> None:
-    """Free the slot of a message that this worker rejects because its task is unknown or it cannot be read."""
+    """Free the slot and the place of a message that this worker rejects: its task is unknown, or it cannot be read."""
     headers = getattr(message, "headers", None) or {}
     ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
     if ticket:
-        free(ticket.using, ticket.waiting, ticket.secret)
+        give_up(ticket)
 
 
 signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")

@@ -30,7 +30,7 @@ from ..exceptions import printable
 from ..runtime.clock import steady
 from ..singleton import questions as ask
 from ..singleton.arrival import Answer, Fail, Leave, Message, PutBack, Revoke, Run, Verdict, arrive, enter, interrupted
-from ..singleton.driver import Nodes, free
+from ..singleton.driver import Nodes, give_up
 from ..singleton.ending import Execution, end
 from ..singleton.questions import NotSent, Result, ResultState
 from ..singleton.slot import Holder
@@ -206,7 +206,7 @@ class Arrival(Nodes):
 
 def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Arrival:
     """
-    Return a message that a worker is about to run; if there cannot be one, free its slot.
+    Return a message that a worker is about to run; if there cannot be one, free its slot and its place.
 
     Args:
         task: The task.
@@ -217,7 +217,7 @@ def arrival(task: Any, request: Any, ticket: Ticket, carried: bool = True) -> Ar
     try:
         return Arrival(task, request, _message(task, request, ticket, carried))
     except Exception:
-        free(ticket.using, ticket.waiting, ticket.secret)
+        give_up(ticket)
         raise
 
 

@@ -315,6 +315,8 @@ class Acquisition:
 
     def _permits(self) -> list[tuple[str, ...]]:
         """Return the permits of the lock, starting at a random one, so that contenders do not all try the first."""
+        if self.wanted.permit:
+            return [(permit_slug(self._queue, self.wanted.permit),)]
         limit = self.wanted.limit
         first = int(self._chance() * limit)
         return [(permit_slug(self._queue, (first + number) % limit + 1),) for number in range(limit)]

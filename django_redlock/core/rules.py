@@ -348,6 +348,7 @@ class Wanted(NamedTuple):
             lock is refused like a taken one with an unknown holder.
         detached: Whether the lock is neither renewed nor watched.
         limit: How many holders the lock may have at once, each with a permit of its own.
+        permit: The number of the permit to take; 0 takes any.
         shared: Whether other shared holders may have the lock too.
         barge: Whether to ignore the queue.
         heartbeat: Seconds without a heartbeat after which the lease is no longer extended; None requires no heartbeat.
@@ -378,6 +379,7 @@ class Wanted(NamedTuple):
     place: QueuePlace | None = None
     hold_for: float = 0.0
     hold_on_error: bool = True
+    permit: int = 0
 
     @property
     def is_brief(self) -> bool:
@@ -386,7 +388,15 @@ class Wanted(NamedTuple):
 
     @classmethod
     def left_alone(
-        cls, name: str, owner: Owner, secret: str, *, adopt: str = "", strict: bool = False, limit: int = 1
+        cls,
+        name: str,
+        owner: Owner,
+        secret: str,
+        *,
+        adopt: str = "",
+        strict: bool = False,
+        limit: int = 1,
+        permit: int = 0,
     ) -> "Wanted":
         """
         Return one attempt at a lock that nobody renews or watches: the caller takes it and goes away.
@@ -399,7 +409,7 @@ class Wanted(NamedTuple):
             ValueError: The name or the ttl cannot work.
         """
         names, ttl = check_names(name), seconds("ttl", owner.ttl)
-        return cls(names, ttl, 0, owner, secret, adopt, True, limit, strict=strict, once=owner.is_note)
+        return cls(names, ttl, 0, owner, secret, adopt, True, limit, strict=strict, once=owner.is_note, permit=permit)
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

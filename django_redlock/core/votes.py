@@ -82,9 +82,11 @@ def _released(reply: Reply) -> Reply:
     kind, _, holder = reply.terms[0]
     if kind is Kind.HELD:
         return reply._replace(kind=Kind.RELEASED)
-    if kind is Kind.REVOKED:
+    if kind is Kind.REVOKED and not holder:
         return reply._replace(kind=Kind.GONE, detail=STOPPED)
-    return reply._replace(kind=Kind.BUSY if holder else Kind.GONE, detail=holder) if kind is Kind.REFUSED else reply
+    if kind in (Kind.REVOKED, Kind.REFUSED):
+        return reply._replace(kind=Kind.BUSY if holder else Kind.GONE, detail=holder)
+    return reply
 
 
 def is_gone(replies: Mapping[int, Reply], rules: Rules) -> bool:

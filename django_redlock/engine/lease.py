@@ -718,6 +718,10 @@ class LeaseHold(HoldState):
             return self.leave_queue()
         return self.takeover.to_end_earlier() if self.takeover else None
 
+    def keep_for(self, seconds: float) -> None:
+        """Have the release leave the lock taken for so many seconds from now, as a minimum hold does."""
+        self.hold_until, self.keeps = self.clock() + seconds, True
+
     def never_began(self) -> None:
         """Note that the body will not run, before the lock is left: without another entry, there is no minimum hold."""
         if self.depth == 1:

@@ -182,8 +182,7 @@ class Message:
         if ticket.name and not self.inline and (self.late or waited or self.is_copy):
             note = ticket.done(self.retries)
             remembered = REMEMBERED if self.stores else max(REMEMBERED, self.rules.queue_ttl)
-        about: Any = {"seen": self.stores, "inline": self.inline, "note": note, "remembered": remembered}
-        about["returns"] = self.returns
+        about: Any = {"seen": self.stores, "note": note, "remembered": remembered, "returns": self.returns}
         return Execution(ticket, self.rules, self.slot, since, still_waiting, **about)
 
 
@@ -514,7 +513,9 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
         ahead = QUEUE_CAP if message.waits_in_line else 0
     if holder.state is SlotState.CLAIMED and holder.task_id:  # no run: the message is sent, or the claim lapses, soon
         return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
-    runs = holder.state is not SlotState.HELD or not holder.task_id
+    if holder.state is SlotState.HELD and not holder.task_id:  # runs under another limit, or no task: who knows
+        return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
+    runs = holder.state is not SlotState.HELD
     since = holder.since if runs else 0.0
     length: Expected = yield Length(ticket.running, holder.length, since)
     lasted = max((yield Wall()) - since, 0.0) if since else None

@@ -138,7 +138,8 @@ class Nodes:
         label, ttl = question.label or self.label, max(MIN_TTL, question.ttl)
         owner = owner_here("task", label, question.ref, ttl=ttl, state=question.state, call=question.call)
         how: Any = {"adopt": question.adopt, "strict": question.strict, "limit": question.limit}
-        wanted = Wanted.left_alone(question.name, owner, secret, **how)
+        name, permit = question.name if isinstance(question.name, Permit) else (question.name, 0)
+        wanted = Wanted.left_alone(name, owner, secret, permit=permit, **how)
         outcome = manager.acquirer.run(wanted)
         # A lock that is not renewed needs a lease only as the signal's argument.
         if isinstance(outcome, GaveUp) or lock_acquired.receivers:
@@ -180,11 +181,7 @@ class Nodes:
 
     def leave_line(self, question: ask.LeaveLine) -> None:
         """Give up the place of a message in the queue of its slot."""
-        ticket = question.ticket
-        try:
-            self.manager.leave_queue(ticket.running, self.waiter_of(ticket))
-        except Exception:
-            log.exception("the place of task %s in the queue could not be given up", printable(ticket.task_id))
+        leave_line(question.ticket, self.waiter_of(question.ticket))
 
     # The slot of a run
 
@@ -215,19 +212,6 @@ class Nodes:
         passed_on(lease)
         return found
 
-    def keep_held(self, question: ask.KeepHeld) -> bool:
-        """Leave the slot of a run taken."""
-        lease: Any = question.slot
-        stop_renewal(lease)
-        try:
-            limit = question.ticket.limit
-            about: Any = {"ref": question.ref, "adopt": lease.secret, "strict": limit > 1, "limit": limit}
-            self.put(ask.Put(question.ticket.running, question.seconds, SlotState.HELD, **about))
-        except (LockTakenError, QuorumUnavailableError):
-            return False
-        passed_on(lease)
-        return True
-
     @property
     def lengths(self) -> Lengths:
         """The lengths of runs that this process knows."""
@@ -242,8 +226,10 @@ class Nodes:
         self.lengths.measure(question.name, question.seconds, self.manager.runtime.clock())
 
     def free_slot(self, question: ask.FreeSlot) -> Outcome:
-        """Free the slot of a run, and report it if it was lost."""
+        """Free the slot of a run, or leave it taken for a while, and report it if it was lost."""
         lease: Any = question.slot
+        if question.hold:
+            lease.hold.keep_for(question.hold)
         outcome = Outcome(lease.release() if question.wait else release_at_end(lease))
         note_late_loss(lease, outcome)
         return outcome
@@ -264,7 +250,6 @@ Nodes.answers = {
     ask.Length: Nodes.length,
     ask.NoteLength: Nodes.note_length,
     ask.HandOver: Nodes.hand_over,
-    ask.KeepHeld: Nodes.keep_held,
     ask.FreeSlot: Nodes.free_slot,
 }
 
@@ -290,6 +275,21 @@ def free(using: str, name: str | Permit, secret: str, *, revoke: bool = False) -
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(str(name)))
         return Outcome.UNKNOWN
+
+
+def give_up(ticket: Ticket) -> None:
+    """Free the slot of a message that ends without a decision, and give up its place in the queue; it never raises."""
+    free(ticket.using, ticket.waiting, ticket.secret)
+    if ticket.stamp:
+        leave_line(ticket, ticket.waiter)
+
+
+def leave_line(ticket: Ticket, waiter: str) -> None:
+    """Give up a place in the queue of a slot; it never raises."""
+    try:
+        locks[ticket.using].leave_queue(ticket.running, waiter)
+    except Exception:
+        log.exception("the place of task %s in the queue could not be given up", printable(ticket.task_id))
 
 
 @contextmanager

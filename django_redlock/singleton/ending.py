@@ -15,8 +15,8 @@ from ..core.protocol import Outcome
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .options import SingletonOptions
 from .pending import discard
-from .questions import Free, FreeSlot, HandOver, KeepHeld, LeaveLine, Look, NoteLength, Now, Put, Slot, Steps
-from .slot import CLAIM, Seen, SlotState
+from .questions import Free, FreeSlot, HandOver, LeaveLine, Look, NoteLength, Now, Put, Slot, Steps
+from .slot import CLAIM, SlotState
 from .ticket import Permit, Ticket
 
 KILL_TIME = 3.0  # seconds until a process that gets TERM, and KILL 0.1 s later, is certainly dead
@@ -38,7 +38,6 @@ class Execution:
         since: When it began, on the clock of the locks.
         still_waiting: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
         seen: Whether somebody may read its result and then expect the slot to be free.
-        inline: Whether it runs where it was called, so that nobody can read its result by its id.
         note: The name of the note that it is done; empty if it needs none.
         remembered: For how long that note lasts, in seconds.
         noted: The secret of that note, if it was left before the slot was free.
@@ -53,7 +52,6 @@ class Execution:
     since: float = 0.0
     still_waiting: bool = False
     seen: bool = True
-    inline: bool = False
     note: str = ""
     remembered: float = 0.0
     noted: str = ""
@@ -71,7 +69,7 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
     Args:
         run: The run.
         hold: Whether ``hold_for`` counts, because the body has ended for good. Then the release of a run whose result
-            nobody sees may still be under way when this returns. In all other cases the slot is free by then.
+            nobody sees may still be under way when this returns. In all other cases the nodes have been told by then.
         stopped: Whether its process is stopped.
     """
     if stopped and run.returns:
@@ -80,23 +78,16 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
     if run.over:
         return
     run.over = True
+    rest = 0.0
     if hold:
         length = (yield Now()) - run.since
         if run.slot and run.ticket.stamp:  # others may wait for it
             yield NoteLength(run.ticket.running, length)
-        if (yield from _is_kept_held(run, run.rules.minimum - length)):
-            return
+        rest = max(run.rules.minimum - length, 0.0)
     if run.slot:
-        yield FreeSlot(run.slot, wait=not hold or run.seen)
+        yield FreeSlot(run.slot, not hold or run.seen or rest > 0, rest)
     elif run.still_waiting:
         yield Free(run.ticket.waiting, run.ticket.secret)
-
-
-def _is_kept_held(run: Execution, seconds: float) -> Steps[bool]:
-    """Replace the slot by one that is not renewed, if it must stay taken; return whether that worked."""
-    if seconds <= 0 or not run.slot or not run.slot.valid():
-        return False
-    return bool((yield KeepHeld(run.slot, run.ticket, seconds, "" if run.inline else run.ticket.task_id)))
 
 
 def give_over(run: Execution, ticket: Ticket, ttl: float) -> Steps[Any]:
@@ -189,27 +180,34 @@ def free_dead(ticket: Ticket, secret: str, rules: SingletonOptions, comes_back: 
     elif ticket.trailing:
         yield from discard(ticket, rules)
     ticket = ticket.begun
-    if comes_back and ticket.secret and ticket.waiting == ticket.running:
+    locks = yield from _runs_with(ticket, secret)
+    if comes_back and locks and ticket.secret and ticket.waiting == ticket.running:
         with suppress(LockTakenError, QuorumUnavailableError):
             about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True}
             yield Put(ticket.waiting, rules.lease, SlotState.QUEUED, ticket.secret, **about)
             return
     if not comes_back and ticket.stamp:
         yield LeaveLine(ticket)
-    for lock in (yield from _held_with(ticket, secret)):
+    for lock in locks:
         yield Free(lock, secret)
     yield Free(ticket.waiting, ticket.secret)
 
 
-def _held_with(ticket: Ticket, secret: str) -> Steps[tuple[str | Permit, ...]]:
-    """Return the lock of a run with this *secret*: the only one that it can be, or the permit that it is."""
-    if ticket.limit == 1:
-        return ticket.runs
+def _runs_with(ticket: Ticket, secret: str) -> Steps[tuple[str | Permit, ...]]:
+    """
+    Return the lock of a run with this *secret*: the only one that it can be, or the permit that it is.
+
+    A slot that is left held is no longer that of the run, and stays. If none is seen, the request for it may still be
+    on its way.
+    """
     with suppress(QuorumUnavailableError):
-        for lock, seen in zip(ticket.runs, (yield Look(ticket.runs)), strict=True):
-            if any(each.secret == secret for each in seen.sightings):
-                return (lock,)
-    return ()
+        looks = zip(ticket.runs, (yield Look(ticket.runs)), strict=True)
+        found = [(lock, each) for lock, seen in looks for each in seen.sightings if each.secret == secret]
+        if any(each.holder.state is SlotState.HELD for _, each in found):
+            return ()
+        if found:
+            return (found[0][0],)
+    return ticket.runs if ticket.limit == 1 else ()
 
 
 def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]:
@@ -222,12 +220,11 @@ def shorten(ticket: Ticket, secret: str, rules: SingletonOptions) -> Steps[None]
     yield from discard(ticket, rules)
     if not ticket.running:
         return
-    with suppress(LockTakenError, QuorumUnavailableError):
-        found: tuple[Seen, ...] = yield Look(ticket.runs)
-        if any(seen.secret == secret for seen in found):
+    for lock in (yield from _runs_with(ticket, secret)):
+        with suppress(LockTakenError, QuorumUnavailableError):
             # The process does not have this secret, so it can neither renew the slot nor give it to its message.
             about: Any = {"ref": ticket.task_id, "adopt": secret, "strict": True, "limit": ticket.limit}
-            yield Put(ticket.running, min(KILL_TIME, rules.lease), "", **about)
+            yield Put(lock, min(KILL_TIME, rules.lease), "", **about)
 
 
 def is_abandoned(ticket: Ticket) -> Steps[bool]:

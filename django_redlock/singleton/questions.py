@@ -108,7 +108,7 @@ class Put(Question):
     The answer is its secret.
 
     Args:
-        name: The lock's name.
+        name: The lock's name, or the permit of it to take.
         ttl: For how long it lasts, in seconds.
         state: The purpose of the lock.
         secret: Its secret; empty draws a fresh one.
@@ -120,7 +120,7 @@ class Put(Question):
         limit: How many may hold the lock at once.
     """
 
-    name: str
+    name: str | Permit
     ttl: float
     state: SlotState | str
     secret: str = ""
@@ -215,16 +215,6 @@ class HandOver(Question):
 
 
 @dataclass(slots=True)
-class KeepHeld(Question):
-    """Replace the slot of a run that is over by one that is not renewed; the answer is whether that worked."""
-
-    slot: Slot
-    ticket: Ticket
-    seconds: float
-    ref: str
-
-
-@dataclass(slots=True)
 class Length(Question):
     """
     How long do runs under this lock take, as far as this process knows? The answer is :class:`~.line.Expected`.
@@ -250,10 +240,18 @@ class NoteLength(Question):
 
 @dataclass(slots=True)
 class FreeSlot(Question):
-    """Free the slot of a run, and report it if it was lost; without *wait*, the release may still be under way."""
+    """
+    Free the slot of a run, and report it if it was lost.
+
+    Args:
+        slot: The slot.
+        wait: Whether to wait for the nodes; otherwise, the release may still be under way afterwards.
+        hold: Seconds for which the slot stays taken, although nobody renews it any more.
+    """
 
     slot: Slot
     wait: bool = True
+    hold: float = 0.0
 
 
 # To whatever carries messages and stores results

@@ -77,7 +77,7 @@ class DuplicateTask(RedlockError):
         if self.holder_id is None and self.state == "claimed":
             return f"{self.name!r} is about to be taken by another one that waits for it."
         if self.holder_id is None:
-            return f"{self.name!r} is held, and not by a task."
+            return f"{self.name!r} is held by something that is not a task, or by runs with another limit."
         return f"{self.name!r} is {self.state} as task {printable(self.holder_id)}."
 
 
@@ -146,7 +146,7 @@ class Holder:
             return "running where it was called"
         if self.state is SlotState.CLAIMED:
             return "about to be taken by another one that waits for it"
-        return "held by something that is not a task"
+        return "held by something that is not a task, or by runs with another limit"
 
 
 def state_of(owner: Owner) -> SlotState:

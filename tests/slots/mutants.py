@@ -12,12 +12,12 @@ from django_redlock.celery.dispatch import SingletonResult
 from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.attempt import Attempt
 from django_redlock.core.node_state import decisions
-from django_redlock.core.protocol import Kind
+from django_redlock.core.protocol import Kind, Outcome
 from django_redlock.engine.manager import LockManager, fresh_secret
 from django_redlock.exceptions import LockTakenError
 from django_redlock.singleton import arrival, call, driver, ending, pending, slot
 from django_redlock.singleton.driver import Nodes
-from django_redlock.singleton.questions import Free, KeepHeld, Result, ResultOf, ResultState, Send
+from django_redlock.singleton.questions import Free, FreeSlot, Result, ResultOf, ResultState, Send
 from django_redlock.singleton.slot import FREE, Holder, SlotState
 from django_redlock.singleton.ticket import Ticket
 from tests.machine import mutation
@@ -208,18 +208,20 @@ def for_few_votes(right: Any) -> Any:
 def holds_by_itself(right: Any) -> Any:
     """Have the process of a run keep its slot for the rest of ``hold_for``."""
 
-    def keep_held(nodes: Any, question: Any) -> bool:
+    def free_slot(nodes: Any, question: Any) -> Any:
         machine = RecordingTask.recorder.world.machine
         assert machine
+        if not question.hold:
+            return right[FreeSlot](nodes, question)
 
         def keep() -> None:
-            machine.thread.sleep(question.seconds)
+            machine.thread.sleep(question.hold)
             question.slot.release()
 
         machine.spawn(keep)
-        return True
+        return Outcome.HELD
 
-    return right | {KeepHeld: keep_held}
+    return right | {FreeSlot: free_slot}
 
 
 def forgets_its_stamp(right: Any) -> Any:

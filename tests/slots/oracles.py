@@ -134,11 +134,19 @@ def discarded_calls_run_no_older_arguments(history: "History") -> list[str]:
 
 
 def starts_are_apart(history: "History") -> list[str]:
-    """After a run has ended, none begins until ``hold_for`` has passed since its start, even if its process ends."""
-    found, hold = [], history.profile.options.hold_for
-    for before, after in pairwise(sorted(history.runs, key=lambda run: run.start)):
-        if before.over and after.start - before.start < hold - 0.01:
-            found.append(f"{after.id[:4]} began {after.start - before.start:.2f} s after {before.id[:4]}")
+    """
+    A run that has ended has its slot until ``hold_for`` has passed since its start, even if its process ends.
+
+    So a later one begins only where a slot is left of those that the limit allows.
+    """
+    found, options = [], history.profile.options
+    runs = sorted(history.runs, key=lambda run: run.start)
+    for number, run in enumerate(runs):
+        since = run.start - options.hold_for + 0.01
+        holding = [before for before in runs[:number] if before.over and before.start > since]
+        if len(holding) >= options.limit:
+            after = ", ".join(f"{run.start - before.start:.2f} s after {before.id[:4]}" for before in holding)
+            found.append(f"{run.id[:4]} began {after}")
     return found
 
 

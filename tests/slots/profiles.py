@@ -110,6 +110,11 @@ LIMITED = (*COVERED, nothing_is_left)
 IN_LINE = (*LIMITED, runs_are_in_order, no_slot_is_idle)
 LINE: dict[str, Any] = {"callers": 4, "calls": 3, "workers": 4}
 LIMITS: dict[str, Any] = {"options": tuple(replace(SERIAL, limit=limit) for limit in (1, 2, 3))}
+HOLDS: dict[str, Any] = {
+    "options": tuple(
+        replace(SERIAL, hold_for=2.0, limit=limit, lease=lease) for limit in (1, 2, 3) for lease in (1.5, 30.0)
+    )
+}
 MORTAL: dict[str, Any] = {
     "options": tuple(replace(SERIAL, limit=limit, lease=6.0) for limit in (1, 2)),
     "unseen": ((0.0, 8.0), (8.0, 15.0)),
@@ -156,9 +161,9 @@ PROFILES = {
         *map(in_line, LINES),
         Profile(
             "serial, held",
-            replace(SERIAL, hold_for=2.0, lease=1.5),
+            SERIAL,
             (*IN_LINE, starts_are_apart),
-            **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1},
+            **{**LINE, "recycled": 0.5, "length": 0.5, "node_timeout": 0.1, "draws": HOLDS},
         ),
         Profile(
             "serial, copies",

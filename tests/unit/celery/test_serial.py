@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from celery import signals
 from celery.worker.state import revoked as revoked_tasks
 
 from django_redlock import lock
@@ -100,6 +101,25 @@ def test_message_that_never_comes_back_gives_up_its_place(make, worker, received
         assert waiting() == 0
     assert call.state == "REVOKED"
     revoked_tasks.discard(call.id)
+
+
+@pytest.mark.parametrize("why", ["its task is unknown", "its fields cannot be read"])
+def test_message_that_a_worker_rejects_gives_up_its_place(make, worker, why):
+    """In a rolling deploy, a worker may not know the task; those behind the message do not wait for it."""
+    task = make(scope="while_executing")
+    with lock(NAME):
+        call = task.delay(7)
+        worker.run()
+        assert waiting() == 1
+        message = worker.take()
+
+        if why == "its task is unknown":
+            signals.task_unknown.send(sender=None, message=message, name="shop.gone", id=call.id, exc=KeyError())
+        else:
+            message.headers["expires"] = "tomorrow"
+            worker.run(message)
+
+        assert waiting() == 0
 
 
 def test_slot_for_which_others_wait_is_not_free(make, worker, memory_nodes):

@@ -315,6 +315,17 @@ def test_operator_ends_it(sim: Simulation, when: str):
     assert not is_taken(sim)
 
 
+def test_lock_that_an_operator_freed_may_be_that_of_the_next_holder():
+    """The end of the run finds that one, which counts for more than who freed the lock."""
+    with Simulation(ttl=TTL, check=False) as sim:
+        lease = lock("tick", hold_for=100).acquire()
+        force_release("tick", found("tick").fingerprint)
+        following = sim.rival().lock("tick").acquire()
+
+        assert (lease.release(), lease.reason) == ("taken", "superseded")
+        assert following.release() == "released"
+
+
 def test_inner_blocks_of_a_reentrant_lock_change_nothing(sim: Simulation):
     """The hold is that of the outermost block; the failure of an inner one is not the end of the work."""
     began = sim.clock()

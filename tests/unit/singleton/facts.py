@@ -159,14 +159,14 @@ class Facts:
                 return FakeSlot(ticket.running, own or secret("e"), self.lost)
             case ask.Free(name, own):
                 return self._free(name, own)
-            case ask.FreeSlot(slot):
-                return self._free(slot.name, slot.secret)
+            case ask.FreeSlot(slot, _, hold):
+                seen = self.locks.get(slot.name, FREE)
+                if not hold or seen.secret != slot.secret:
+                    return self._free(slot.name, slot.secret)
+                self.locks[slot.name] = held(seen.holder.task_id or "", "held", secret=slot.secret)
             case ask.HandOver(slot, ticket):
                 self._put(ticket.waiting, "claimed", ticket.secret, ticket.task_id, slot.secret, True, "")
                 return "claim"
-            case ask.KeepHeld(slot, ticket, _, ref):
-                self._put(ticket.running, "held", secret("f"), ref, slot.secret, True, "")
-                return True
             case ask.InTurn(_, decision):
                 try:
                     return self.decide(decision)

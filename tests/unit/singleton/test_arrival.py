@@ -482,6 +482,13 @@ def test_message_that_waits_for_a_limited_time_comes_back_in_time() -> None:
     assert sent(**SERIAL, now=2.0, length=1.0, ahead=None, locks=OTHER).pause == 600.0
 
 
+def test_message_that_waits_for_another_kind_of_holder_looks_ever_more_rarely() -> None:
+    """Such as runs under another limit, or a lock: however long runs of its own take, nobody knows when that ends."""
+    pauses = [sent(**SERIAL, length=5.0, waited=waited, locks=by("", HELD)).pause for waited in (1.0, 20.0, 5000.0)]
+
+    assert pauses == [0.25, 5.0, 10.0]
+
+
 def test_message_that_waits_alone_comes_back_in_time() -> None:
     """Nobody comes before the message of a pending call; and no claim lasts as long as a run."""
     assert sent(**PENDING, now=2.0, length=3.0, locks=RECORD | OTHER).pause <= 3.0

@@ -28,6 +28,7 @@ from django_redlock.singleton.ticket import Permit, began_secret
 from .facts import BOTH, NAME, NEXT, OWN, QUEUE, QUEUED, RUN, SERIAL, TICKET, Case, Facts, FakeSlot, by, scene, secret
 
 RUNS, WAITS, OTHER = by("mine", own="e"), by("mine", QUEUED, own="a"), by("other")
+KEPT = by("mine", "held", own="e")
 IN_QUEUE = by("mine", QUEUED, name=f"queued:{NAME}", own="a")
 RECORD, NEWER = by("mine", QUEUED, name=NEXT, own="a", call="2.x"), by("mine", QUEUED, name=NEXT, call="3.x")
 OTHERS_PERMIT: Any = {Permit(NAME, 2): OTHER[NAME]}
@@ -77,14 +78,6 @@ def decide(how: str, *about: Any) -> Any:
 RUN_ENDS = [
     Case("its slot is free", "end", FREE, locks=RUNS),
     Case("its slot is held for the rest of the time", "end", HELD, **HOLDS, locks=RUNS),
-    Case(
-        "of a call that ran at once, nobody learns the id",
-        "end",
-        {NAME: ("held", "")},
-        **HOLDS,
-        inline=True,
-        locks=RUNS,
-    ),
     Case("the body did not end, so nothing is held", "end, not over", FREE, **HOLDS, locks=RUNS),
     Case("the time has passed", "end", FREE, hold_for=10.0, locks=RUNS),
     Case("its slot is lost", "end", OTHERS, **HOLDS | LOST, locks=OTHER),
@@ -157,6 +150,17 @@ MESSAGE_ENDS = [
     Case("a child that will be killed", "shorten", STILL_RUNS, locks=RUNS),
     Case("a child that will be killed, and has not begun", "shorten", FREE, locks=WAITS),
     Case("a child that will be killed, and another one runs", "shorten", OTHERS, locks=OTHER),
+    Case("a dead child had left its slot held", "die", HELD, locks=KEPT),
+    Case("a dead child had left its slot held, and its message comes back", "die, to return", HELD, locks=KEPT),
+    Case("a child that will be killed has left its slot held", "shorten", HELD, locks=KEPT),
+    Case(
+        "a dead child had left its permit held",
+        "die",
+        {Permit(NAME, 2): ("held", "mine")},
+        **SERIAL,
+        limit=3,
+        locks={Permit(NAME, 2): KEPT[NAME]},
+    ),
     Case("nodes do not say whose slot it is", "die", FREE, silent=(Look,), locks=RUNS),
     Case("a dead child had a permit", "die", FREE, **SERIAL, limit=3, locks={Permit(NAME, 2): RUNS[NAME]}),
     Case("a dead child had none", "die", {Permit(NAME, 2): ("", "other")}, **SERIAL, limit=3, locks=OTHERS_PERMIT),
@@ -188,7 +192,8 @@ def test_child_that_will_be_killed_can_neither_renew_its_slot_nor_give_it_on() -
     assert (put.ttl, facts.locks[NAME].secret == RUN) == (3.0, False)
     message, facts = scene(Message, **SERIAL, limit=3, locks={Permit(NAME, 2): RUNS[NAME]})
     facts.decide(shorten(message.ticket, RUN, message.rules))
-    assert [(put.limit, put.strict, put.adopt) for put in facts.asked_for(Put)] == [(3, True, RUN)]
+    (put,) = facts.asked_for(Put)
+    assert (put.name, put.limit, put.strict, put.adopt) == (Permit(NAME, 2), 3, True, RUN)
 
 
 @pytest.mark.parametrize("how", ["discard", "die", "shorten"])
