@@ -6,15 +6,16 @@ are not protected, and neither are rows that are inserted or deleted.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.sql import UpdateQuery
 from django.utils.translation import gettext_lazy as _
 
+from .db.threads import in_thread
 from .engine.lease import Lease, fence_out
 from .exceptions import StaleTokenError
 
@@ -95,7 +96,7 @@ class FencedQuerySet(models.QuerySet[M]):
 
     async def afenced_update(self, lease: Lease, **values: Any) -> int:
         """Do what :meth:`fenced_update` does without blocking."""
-        return await sync_to_async(self.fenced_update)(lease, **values)
+        return await in_thread(partial(self.fenced_update, lease, **values))
 
 
 def refuse_several_tables(model: type[models.Model], values: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import random
 import time
-from asyncio import CancelledError, shield
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from django.db.transaction import TransactionManagementError
 from .core.names import is_text
 from .core.rules import check_switch, is_whole
 from .core.votes import is_quorum
+from .db.threads import in_thread
 from .engine.functions import makes_coroutine, makes_generator, name_of, work_left
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
@@ -210,7 +211,7 @@ class Fenced(Block[None]):
             kwargs: The keyword arguments of *function*.
         """
         refuse_later_work(function, "arun")
-        return await sync_to_async(self.run)(function, *args, **kwargs)
+        return await in_thread(partial(self.run, function, *args, **kwargs))
 
     def _hold(self) -> AbstractContextManager[None]:
         return self._transaction([])
@@ -266,8 +267,7 @@ class Fenced(Block[None]):
             try:
                 await sync_to_async(self.__enter__)()
             except CancelledError as error:
-                # The thread continues although the task is cancelled. It makes one call at a time, so the next one
-                # runs after __enter__() has ended.
+                # The thread continues although the task is cancelled, so this runs after __enter__() has ended.
                 end = partial(self.__exit__, type(error), error, error.__traceback__)
                 await in_thread(lambda: self.is_entered and end())
                 raise
@@ -533,11 +533,6 @@ def missing_table_explained(alias: str) -> Iterator[None]:
             f"Database {alias!r} has no table {Fence._meta.db_table}: put 'django_redlock' into INSTALLED_APPS and "
             f"type manage.py migrate redlock --database {alias}"
         ) from error
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in the thread of Django's asynchronous interface, even if the task is cancelled meanwhile."""
-    return await shield(sync_to_async(function)(*args))
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ The lock goes around the view's transaction, so that it is released after the co
 :mod:`~django_redlock.db.requests`.
 """
 
-import asyncio
 import inspect
 import logging
 import math
@@ -51,6 +50,7 @@ from .db.requests import (
     reached,
     transactions,
 )
+from .db.threads import end_of_thread_work
 from .engine.functions import makes_coroutine, makes_generator, work_left
 from .engine.lease import (
     Lease,
@@ -697,27 +697,6 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
 def release_and_note(lease: Lease) -> None:
     """Release the lock of a view; log its loss if only the release shows it, because the view may have committed."""
     note_late_loss(lease, release_at_end(lease))
-
-
-async def end_of_thread_work() -> None:
-    """
-    Wait for what a request that was cancelled, or has failed, has left in its thread, even if cancelled meanwhile.
-
-    A cancellation ends only the wait for a thread. The request's thread does one thing at a time, so this is the last.
-
-    Raises:
-        CancelledError: At the end, if cancelled meanwhile.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while True:
-        try:
-            with suppress(RuntimeError):  # the thread has ended
-                await sync_to_async(lambda: None)()
-            break
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled:
-        raise cancelled
 
 
 def response_to(

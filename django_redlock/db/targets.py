@@ -185,8 +185,9 @@ class Instances:
         return [replace(row, names=row.names | found.get(key, frozenset())) for key, row in rows.items()]
 
     def again(self, rows: list[ModelRow]) -> list[ModelRow]:
-        """Name the rows again, because their related rows may have changed."""
-        return self.rows()
+        """Name these rows again, because their related rows may have changed."""
+        keys = {row.key for row in rows}
+        return [row for row in self.rows() if row.key in keys]
 
     def read(self, rows: list[ModelRow]) -> Any:
         """

@@ -4,6 +4,8 @@
 Where the view of others matters, the rows are in the database ``warehouse``, a file that a second connection reads.
 """
 
+import asyncio
+import threading
 import uuid
 from decimal import Decimal, localcontext
 from enum import StrEnum
@@ -302,11 +304,12 @@ def test_related_row_that_never_stays_the_same_is_an_error(when_locked):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("late", [False, True], ids=["all at once", "one by one"])
-def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late):
+@pytest.mark.parametrize("instances", [False, True], ids=["of a queryset", "of instances"])
+def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late, instances):
     """``skip_locked`` gives all free rows that share a related row, even if the nodes name the holder too late."""
     customer = new_customer()
     purchases = [Purchase.objects.create(customer=customer) for _ in range(3)]
-    everything = Purchase.objects.order_by("pk")
+    everything = purchases if instances else Purchase.objects.order_by("pk")
     if late:
         monkeypatch.setattr(RowLock, "_free", lambda self, rows: rows)
 
@@ -673,6 +676,34 @@ async def test_async_block_rolls_back_when_its_lock_was_lost(async_connections, 
     await order.arefresh_from_db()
     assert order.total == 1
     assert await sync_to_async(is_free)(order_name(order))
+
+
+@TWO_DATABASES
+async def test_cancelled_block_has_its_lock_until_its_transaction_has_ended(async_connections):
+    """A cancellation does not end the commit in the thread, so the next holder waits for it, and reads new rows."""
+    order = await Order.objects.using("warehouse").acreate(total=1)
+    ends, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        ends.set()
+        may_end.wait(30)
+
+    async def block() -> None:
+        async with lock_for_update(order):
+            await sync_to_async(change)(order, total=2, then=lambda: transaction.on_commit(wait, using="warehouse"))
+
+    task = asyncio.create_task(block())
+    await asyncio.to_thread(ends.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0.05)  # the lock would be free by then
+
+    assert await lock(order_name(order), wait=0).atry_acquire() is None
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with lock(order_name(order), wait=0):
+        await order.arefresh_from_db()
+    assert order.total == 2
 
 
 @TWO_DATABASES

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
@@ -299,6 +299,42 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
     assert await Fence.objects.using(counting).values_list("token", flat=True).aget() == 33
     async with fenced(lease_of("counter", fencing_token=35), using=counting):
         pass
+    await sync_to_async(connections.close_all)()
+
+
+@pytest.mark.parametrize("how", ["async with", "async with, in a request", "arun()"])
+async def test_cancelled_coroutine_has_its_lock_until_its_transaction_has_ended(counting, how):
+    """The thread cannot be cancelled; if the lock were free before its commit, the next holder would read old rows."""
+    ends, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        increment(counting)
+        transaction.on_commit(lambda: (ends.set(), may_end.wait(30)), using=counting)
+
+    async def hold() -> None:
+        async with lock("counter", wait=5) as lease:
+            if how == "arun()":
+                await fenced(lease, using=counting).arun(work)
+            else:
+                async with fenced(lease, using=counting):
+                    await sync_to_async(work)()
+
+    async def request() -> None:
+        async with ThreadSensitiveContext():  # as Django's handler for ASGI
+            await hold()
+
+    task = asyncio.create_task(request() if "request" in how else hold())
+    await asyncio.to_thread(ends.wait, 30)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.05)  # the lock would be free by then
+        assert await lock("counter", wait=0).atry_acquire() is None
+    may_end.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with lock("counter", wait=0):
+        assert await sync_to_async(CounterTable(counting).read)() == 1
     await sync_to_async(connections.close_all)()
 
 
