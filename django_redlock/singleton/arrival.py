@@ -479,7 +479,7 @@ def _take_running(
             if ticket.limit > 1:  # no message waits with a permit
                 raise
             (seen,) = yield Look((ticket.running,))
-            if not seen.split or not all(remains.holder.waits for remains in seen.split):
+            if not seen.split or seen.changes or not all(remains.holder.waits for remains in seen.split):
                 raise
             for remains in seen.split:
                 yield Free(ticket.running, remains.secret)

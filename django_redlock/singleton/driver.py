@@ -342,5 +342,6 @@ def seen_in(poll: Poll, slug: str) -> Seen:
             found.append(seen)
     if tally.winner:
         return found[0]
-    split = tuple(sorted(found, key=lambda seen: -seen.fence))
+    # Of the two states of one hold, the later one lasts longer: a message that was sent, than one that may be.
+    split = tuple(sorted(found, key=lambda seen: (-seen.fence, -seen.left)))
     return Seen("", 0.0, 0, split=split, reported=reported, needed=needed)

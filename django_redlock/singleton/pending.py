@@ -231,8 +231,8 @@ def settled(ticket: Ticket, seen: Seen) -> Steps[Seen]:
             raise seen.undecided(name)
         repairs += 1
         newest, *older = seen.split
-        for value in older:
-            yield Free(name, value.secret)
+        for secret in {value.secret for value in older} - {newest.secret}:  # which it may have in two states
+            yield Free(name, secret)
         # Without a secret it would overwrite the record of another call, or a free key, with nothing.
         kept = not (yield from _has_run(newest)) and newest.secret and (yield WriteBack(name, newest))
         if not kept:

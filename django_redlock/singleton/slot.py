@@ -19,6 +19,7 @@ another (``watch:``), which message is done (``done:``), and which has begun (``
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -207,6 +208,14 @@ class Seen:
     def sightings(self) -> "tuple[Seen, ...]":
         """The values on single nodes, which prove that they were once written; newest first."""
         return (self,) if self.value else self.split
+
+    @property
+    def changes(self) -> bool:
+        """Whether a quorum of nodes has one hold, but not in one state, because it is being changed."""
+        found = Counter[str]()
+        for each in self.split:
+            found[each.secret] += each.nodes
+        return 0 < self.needed <= max(found.values(), default=0)
 
     @property
     def secret(self) -> str:

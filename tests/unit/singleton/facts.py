@@ -188,6 +188,8 @@ class Facts:
                 return self.here
             case ask.WriteBack() if self.unheard:
                 return False
+            case ask.WriteBack(name, seen) if any(each.secret == seen.secret for each in self.asked_for(ask.Free)):
+                return False  # the nodes know of its release
             case ask.WriteBack(name, seen):
                 self.locks[name] = replace(seen, nodes=3)
                 return True

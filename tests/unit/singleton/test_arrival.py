@@ -85,6 +85,13 @@ def split(state: str) -> Seen:
     return Seen("", 0.0, 0, split=(held("other", state, secret=secret("b")),))
 
 
+CONFIRMED = Seen(
+    *("", 0.0, 0),
+    split=tuple(replace(held("other", state, secret=secret("b")), nodes=1) for state in (QUEUED, CLAIMED)),
+    needed=2,
+)
+
+
 CASES = [
     Case("a message that is to run without a slot", Run, name="", locks=OTHER),
     Case("a first delivery, whose slot waits for it", Run, locks=OWN_SLOT),
@@ -117,6 +124,7 @@ CASES = [
     Case("a copy of a pending call that must not run twice", Revoke, **PENDING | ONCE, locks=BEGAN),
     Case("a call of its queue comes before a pending call", PutBack, **PENDING | BOTH, locks=RECORD | OTHER_QUEUE),
     Case("a slot that waits is known to too few nodes", Run, locks={NAME: split(QUEUED)}),
+    Case("a slot that waits is being confirmed", PutBack, locks={NAME: CONFIRMED}),
     Case("a slot of a run is known to too few nodes", PutBack, locks={NAME: split("")}),
     Case("a copy of a run that failed", Run, **AGAIN, results=FAILED),
     Case(

@@ -40,6 +40,7 @@ PENDING_CLAIM = by("pending", CLAIMED, name=NEXT, own="c", call=OTHERS)
 PENDING_LATER = by("pending", QUEUED, name=NEXT, own="c", call=OTHERS, left=9000.0)
 OTHER_TASK = {NEXT: replace(by("pending", QUEUED, own="c")[NAME], fence=1)}
 OF_ITS_GROUP = by("pending", QUEUED, name=NEXT, own="c", call=SAME, task="shop.other")
+CONFIRMED = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT], replace(PENDING[NEXT], left=10.0)))}
 SPLIT = {NEXT: Seen("", 0.0, 0, split=(PENDING[NEXT], held("pending", QUEUED, secret=secret("d"), call="0.5")))}
 STATES: dict[str, Any] = {state.name: {"other": Result(state), "pending": Result(state)} for state in ResultState}
 NODES = (Look, Claim)
@@ -85,6 +86,7 @@ CASES = [
     Case("one of another task is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OTHER_TASK),
     Case("one of another task of its group is pending", Sent, BARE, "pending", **RERUN, locks=RUNS | OF_ITS_GROUP),
     Case("the nodes disagree about the pending one", Sent, SECOND, "other", **RERUN, locks=RUNS | SPLIT),
+    Case("the pending one is being confirmed", Sent, SECOND, "other", **RERUN, locks=RUNS | CONFIRMED),
     Case(
         "the pending one is split, and has begun",
         Sent,
