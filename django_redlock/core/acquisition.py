@@ -112,7 +112,7 @@ class Acquisition:
         self._earlier: set[str] = set()  # see Attempt
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too. Somebody
         # who comes back may be in any queue.
-        self._enrolled = set(range(rules.nodes)) if wanted.place else set[int]()
+        self._enrolled: set[int] = set(range(rules.nodes)) if wanted.place else set()
         # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
         # moment finds an attempt to undo.
         self._attempt = self._new_attempt(self._slugs, NEVER)
