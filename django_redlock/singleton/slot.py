@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 
 from ..core.names import Owner, decode, secret_of
 from ..core.protocol import without_secrets
+from ..core.votes import is_quorum
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from .line import read_length
 
@@ -215,7 +216,7 @@ class Seen:
         found = Counter[str]()
         for each in self.split:
             found[each.secret] += each.nodes
-        return 0 < self.needed <= max(found.values(), default=0)
+        return bool(self.needed) and is_quorum(max(found.values(), default=0), self.needed)
 
     @property
     def secret(self) -> str:
