@@ -321,7 +321,10 @@ async def test_cancelled_coroutine_has_its_lock_until_its_transaction_has_ended(
 
     async def request() -> None:
         async with ThreadSensitiveContext():  # as Django's handler for ASGI
-            await hold()
+            try:
+                await hold()
+            finally:
+                await sync_to_async(connections.close_all)()
 
     task = asyncio.create_task(request() if "request" in how else hold())
     await asyncio.to_thread(ends.wait, 30)
