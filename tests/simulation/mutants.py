@@ -156,7 +156,7 @@ def counts_from_the_reply(right: Any) -> Any:
     return steps
 
 
-def keeps_by_itself(self: Attempt, token: int) -> Generator[Any, Any, bool]:
+def keeps_by_itself(self: Attempt, token: int, deadline: float) -> Generator[Any, Any, bool]:
     return True
     yield
 
