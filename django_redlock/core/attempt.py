@@ -179,16 +179,16 @@ class Attempt:
                 if not Verdict(second.replies, self._rules).accepted:
                     return None
         self._highest.lift(self.slugs, fencing_token)
+        deadline = self._rules.deadline(start, ttl)
         hold_for, hold_until = self._wanted.hold_for, 0.0
         if hold_for:
             hold_until = self.at.now + hold_for
-            if hold_for > ttl and not (yield from self._keep(fencing_token, self._rules.deadline(start, ttl))):
+            if hold_for > ttl and not (yield from self._keep(fencing_token, deadline)):
                 if self._waiter:
                     self._enrolled |= first.may_queue()
                 return None
         if self._enrolled and (self._queue or self._wanted.shared or self._wanted.place):
             yield from self._move_up(first)
-        deadline = self._rules.deadline(start, ttl)
         # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             if self._waiter:

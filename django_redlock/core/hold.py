@@ -259,7 +259,8 @@ class HoldState:
         # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on.
         token = self.fencing_token if self.ended is EndReason.RELEASED else -1
         common = common_value(self.limit) if self._queue else ""
-        term = Term(self._slugs, self.secret, value, left, token, self.shared, shorten, next(_numbers), common, True)
+        about = (self._slugs, self.secret, value, left, token, self.shared, shorten)
+        term = Term(*about, number=next(_numbers), common=common, last=True)
         return Round.to_keep(term, self._rules, timeout)
 
     def leave_queue(self) -> Round | None:

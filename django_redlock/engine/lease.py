@@ -719,7 +719,7 @@ class LeaseHold(HoldState):
         return self.takeover.to_end_earlier() if self.takeover else None
 
     def keep_for(self, seconds: float) -> None:
-        """Have the release leave the lock taken for so many seconds from now, as a minimum hold does."""
+        """Give the lock a minimum hold of *seconds* from now: its release leaves the lock taken until then."""
         self.hold_until, self.keeps = self.clock() + seconds, True
 
     def never_began(self) -> None:

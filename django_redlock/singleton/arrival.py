@@ -479,7 +479,7 @@ def _take_running(
             if ticket.limit > 1:  # no message waits with a permit
                 raise
             (seen,) = yield Look((ticket.running,))
-            if not seen.split or seen.changes or not all(remains.holder.waits for remains in seen.split):
+            if not seen.split or seen.is_changing or not all(remains.holder.waits for remains in seen.split):
                 raise
             for remains in seen.split:
                 yield Free(ticket.running, remains.secret)
@@ -511,9 +511,9 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     ticket, ahead = message.ticket, message.ahead
     if ahead is None:  # its line is full, or it waits alone, as the message of a pending call does
         ahead = QUEUE_CAP if message.waits_in_line else 0
-    if holder.state is SlotState.CLAIMED and holder.task_id:  # no run: the message is sent, or the claim lapses, soon
-        return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
-    if holder.state is SlotState.HELD and not holder.task_id:  # runs under another limit, or no task: who knows
+    is_claim = holder.state is SlotState.CLAIMED and holder.task_id  # the message is sent, or the claim lapses, soon
+    is_other = holder.state is SlotState.HELD and not holder.task_id  # no task, or runs under another limit
+    if is_claim or is_other:  # the length of the runs of its task tells nothing
         return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
     runs = holder.state is not SlotState.HELD
     since = holder.since if runs else 0.0

@@ -69,7 +69,7 @@ def end(run: Execution, hold: bool = True, stopped: bool = False) -> Steps[None]
     Args:
         run: The run.
         hold: Whether ``hold_for`` counts, because the body has ended for good. Then the release of a run whose result
-            nobody sees may still be under way when this returns. In all other cases the nodes have been told by then.
+            nobody sees may still be under way when this returns. In all other cases it is free, or held, by then.
         stopped: Whether its process is stopped.
     """
     if stopped and run.returns:

@@ -211,7 +211,7 @@ class Seen:
         return (self,) if self.value else self.split
 
     @property
-    def changes(self) -> bool:
+    def is_changing(self) -> bool:
         """Whether a quorum of nodes has one hold, but not in one state, because it is being changed."""
         found = Counter[str]()
         for each in self.split:

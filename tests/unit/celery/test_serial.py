@@ -84,9 +84,13 @@ def test_one_process_waits_and_others_go_on(serial, other, worker):
     assert (state, still_waits, len(worker.headers)) == ("IGNORED", 2, 1)  # the message keeps its place, too
 
 
-@pytest.mark.parametrize("end", ["is revoked", "expires"])
+@pytest.mark.parametrize("end", ["is revoked", "expires", "is of an unknown task", "cannot be read"])
 def test_message_that_never_comes_back_gives_up_its_place(make, worker, received, end):
-    """At the moment at which a worker learns of it, so the messages behind it do not wait for it."""
+    """
+    At the moment at which a worker learns of it, so the messages behind it do not wait for it.
+
+    In a rolling deploy, a worker may not know the task.
+    """
     task = make(scope="while_executing")
     with lock(NAME):
         call = task.delay(7)
@@ -94,30 +98,20 @@ def test_message_that_never_comes_back_gives_up_its_place(make, worker, received
         assert waiting() == 1
 
         message = worker.take()
-        message.headers["expires"] = "2000-01-01T00:00:00+00:00" if end == "expires" else None
-        revoked_tasks.update([call.id] * (end == "is revoked"))
-        assert received(task, message).revoked()
-
-        assert waiting() == 0
-    assert call.state == "REVOKED"
-    revoked_tasks.discard(call.id)
-
-
-@pytest.mark.parametrize("why", ["its task is unknown", "its fields cannot be read"])
-def test_message_that_a_worker_rejects_gives_up_its_place(make, worker, why):
-    """In a rolling deploy, a worker may not know the task; those behind the message do not wait for it."""
-    task = make(scope="while_executing")
-    with lock(NAME):
-        call = task.delay(7)
-        worker.run()
-        assert waiting() == 1
-        message = worker.take()
-
-        if why == "its task is unknown":
-            signals.task_unknown.send(sender=None, message=message, name="shop.gone", id=call.id, exc=KeyError())
-        else:
-            message.headers["expires"] = "tomorrow"
-            worker.run(message)
+        match end:
+            case "is revoked":
+                message.headers["expires"] = None
+                revoked_tasks.add(call.id)
+                assert (received(task, message).revoked(), call.state) == (True, "REVOKED")
+                revoked_tasks.discard(call.id)
+            case "expires":
+                message.headers["expires"] = "2000-01-01T00:00:00+00:00"
+                assert (received(task, message).revoked(), call.state) == (True, "REVOKED")
+            case "is of an unknown task":
+                signals.task_unknown.send(sender=None, message=message, name="shop.gone", id=call.id, exc=KeyError())
+            case "cannot be read":
+                message.headers["expires"] = "tomorrow"
+                assert worker.run(message) == "FAILURE"
 
         assert waiting() == 0
 
