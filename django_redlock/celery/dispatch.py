@@ -189,7 +189,7 @@ class Sender(Nodes):
         linked = bool(options.get("link") or options.get("link_error"))
         # Beat cannot catch an error, and would log a traceback at every tick.
         quiet = bool((options.get("headers") or {}).get("celery_beat_task")) or threading.get_ident() == _beat
-        call = Call(task.name, ticket, self.rules, self.ttl, linked, quiet, not task.ignore_result, time())
+        call = Call(task.name, ticket, self.rules, self.ttl, linked, quiet, not task.ignore_result)
         if owned:
             answer = self.answered(call, self.run(send_owned(call, task.singleton_run, options.get("retries") or 0)))
             answer.has_own_id = True

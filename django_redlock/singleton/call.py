@@ -20,7 +20,7 @@ from .ticket import BOTH, RUNNING, WAITING, Ticket
 
 UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
 FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
-STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
+STORED = 10.0  # seconds from the end of a run until its result is stored
 JOINS = "sends nothing, and has the result of that task"
 FOLLOWS = "is sent, and runs afterwards"
 
@@ -38,7 +38,6 @@ class Call:
         linked: Whether it has links, callbacks or a chord, which would be lost if another message replaced its own.
         quiet: Whether nobody can catch an error that it raises, as in a schedule.
         keeps_results: Whether the results of the task are kept.
-        time: The time, in seconds since the epoch.
         claim: The slot that was claimed for its message.
     """
 
@@ -49,7 +48,6 @@ class Call:
     linked: bool = False
     quiet: bool = False
     keeps_results: bool = True
-    time: float = 0.0
     claim: Any = None
 
     @property
@@ -241,7 +239,7 @@ def _is_gone(call: Call, holder: Holder) -> Steps[bool]:
 
     The slot is held from before the result is stored, so a missing result counts as gone only after some time.
     """
-    if holder.state is not SlotState.HELD or not call.keeps_results or call.time - holder.since < STORED:
+    if holder.state is not SlotState.HELD or not call.keeps_results or holder.over < STORED:
         return False
     result: Result = yield ResultOf(str(holder.task_id))
     return result.state is ResultState.ABSENT

@@ -100,6 +100,8 @@ class Nodes:
 
     def look(self, question: ask.Look) -> tuple[Seen, ...]:
         """Ask the nodes for the holders of several locks, in one round trip."""
+        if not question.names:  # of a message whose run has no slot
+            return ()
         slugs = tuple(map(slug_of, question.names))
         poll = ask_nodes(self.manager, slugs)
         poll.require_quorum(str(question.names[0]))

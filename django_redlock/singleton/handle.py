@@ -32,7 +32,8 @@ class SlotHolder:
         id: Id of the task; None if the holder is not a task.
         state: ``claimed`` while its message is being sent, ``queued``, ``running``, or ``held`` when the task is over
             or the holder is not a task.
-        since: When it entered that state, in seconds since the epoch on the clock of *hostname*.
+        since: When it entered that state or, if it is held, when the run began, in seconds since the epoch on the clock
+            of *hostname*.
         ttl: Seconds until the slot frees itself unless it is renewed.
         hostname: The machine.
         nodes: How many lock nodes agree.

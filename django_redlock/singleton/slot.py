@@ -93,8 +93,10 @@ class Holder:
         state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task. An explanation also
             has FREE (nobody has the slot) and UNKNOWN (too few nodes answered and agreed).
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
-        since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
+        since: When the message began to wait or the run began, in seconds since the epoch on the clock of its host; 0.0
+            when unknown.
         length: How long runs of this slot take, in seconds, as far as a run knows; 0.0 when unknown.
+        over: For how long the run has been over that left it HELD, in seconds on the clocks of the nodes.
     """
 
     task_id: str | None
@@ -102,6 +104,7 @@ class Holder:
     retry_after: float | None
     since: float = 0.0
     length: float = 0.0
+    over: float = 0.0
 
     @classmethod
     def of(cls, taken: LockTakenError) -> "Holder":
@@ -124,7 +127,8 @@ class Holder:
             return cls(None, SlotState.HELD, left)
         state = state_of(owner)
         length = read_length(owner.call) if state is SlotState.RUNNING else 0.0
-        return cls(owner.ref or None, state, left, owner.since, length)
+        over = max(owner.ttl - left, 0.0) if state is SlotState.HELD and left is not None else 0.0
+        return cls(owner.ref or None, state, left, owner.since, length, over)
 
     @property
     def waits(self) -> bool:

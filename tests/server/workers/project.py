@@ -132,6 +132,7 @@ PERFORMING: dict[str, dict[str, Any]] = {
     "hold_long": {"lease": LONG},
     "hold_late": {"lease": LEASE, "acks_late": True},
     "hold_long_late": {"lease": LONG, "acks_late": True},
+    "hold_nothing": {"scope": "until_executing"},
     "hold_ignored": {"lease": LEASE, "ignore_result": True},
     "hold_never": {"lease": LEASE, "acks_late": True, "redelivery": "drop"},
     "hold_on": {"lease": LONG, "acks_late": True, "reject_on_worker_lost": True},

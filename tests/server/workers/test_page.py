@@ -88,7 +88,7 @@ def delivered_again(worker, stages):
     return calls, found
 
 
-@pytest.mark.parametrize("name", ["hold_long", "hold_long_late"])
+@pytest.mark.parametrize("name", ["hold_long", "hold_long_late", "hold_nothing"])
 def test_killed_child(worker, stage, what, name):
     """The message of a killed child is acknowledged, also with late acknowledgement; the slot is free at once."""
     result = task(name).delay(what)

@@ -1,8 +1,10 @@
 """What the tests look at: which slots are taken, and what messages say of them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import WorkerLostError
 
 from django_redlock import locks
@@ -33,6 +35,21 @@ def die(request: Any) -> None:
         raise WorkerLostError("killed")
     except WorkerLostError:
         request.on_failure(ExceptionInfo())
+
+
+def end_child(request: Any, event: str) -> None:
+    """Tell the main process how a child ended."""
+    match event:
+        case "child dies":
+            die(request)
+        case "exceeds its hard limit":
+            try:
+                raise TimeLimitExceeded(1)
+            except TimeLimitExceeded:
+                request.on_failure(ExceptionInfo())
+            request.on_timeout(False, 1)
+        case "is terminated":
+            request.terminate(SimpleNamespace(terminate_job=lambda pid, signal: None), "TERM")
 
 
 def begin(request: Any) -> Any:

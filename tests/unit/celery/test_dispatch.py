@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from unittest.mock import MagicMock
@@ -18,7 +17,8 @@ from django.db import transaction
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import DuplicateTask, SingletonResult, dispatch, singleton_task
+from django_redlock.celery import DuplicateTask, SingletonResult, singleton_task
+from django_redlock.testing import Simulation
 
 from .slots import HEADER, NAME, names, set_down, taken, ticket_in
 from .stage import refuse
@@ -87,18 +87,34 @@ def test_raise(make):
         assert str(error) == f"'{NAME}' is queued as task {first.id}."
 
 
-def test_result_of_the_holder_is_gone(make, worker, monkeypatch):
+def test_result_of_the_holder_is_gone(make, worker):
     """A duplicate of a task that is over, and whose result was forgotten, does not wait for that result for ever."""
-    task = make(hold_for=60)
-    first = task.delay(7)
-    worker.run()
-    first.forget()
-    later = time.time() + 11.0
-    monkeypatch.setattr(dispatch, "time", lambda: later)
+    with Simulation() as simulation:
+        task = make(hold_for=60)
+        first = task.delay(7)
+        worker.run()
+        first.forget()
+        simulation.advance(11.0)
 
-    late = task.delay(7)
+        late = task.delay(7)
 
     assert (late.duplicate, late.reason, late.id == first.id, late.state) == (True, "held", False, "REVOKED")
+
+
+def test_duplicate_before_the_result_of_the_holder_is_stored(make, worker, monkeypatch):
+    """It has the result of the run whose slot is held, however long that run was."""
+    with Simulation() as simulation:
+        task = make(lambda self, shop_id: simulation.advance(100.0) or "value", hold_for=3600)
+        first, during = task.delay(7), []
+        store = task.backend._store_result
+        monkeypatch.setattr(
+            task.backend, "_store_result", lambda *about, **more: during.append(task.delay(7)) or store(*about, **more)
+        )
+        worker.run()
+
+    assert {(each.duplicate, each.reason, each.id, each.get(timeout=1)) for each in during} == {
+        (True, "held", first.id, "value")
+    }
 
 
 def test_nodes_that_are_away_are_logged_once_and_hide_no_error(make, app, memory_nodes, monkeypatch, caplog):

@@ -6,14 +6,11 @@ Time is virtual, so a countdown of two hours costs nothing.
 
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from billiard.einfo import ExceptionInfo
 from celery import _state, signals
-from celery.exceptions import TimeLimitExceeded
 from celery.worker.state import revoked as revoked_tasks
 from kombu.exceptions import DecodeError
 
@@ -21,7 +18,7 @@ from django_redlock import locks
 from django_redlock.testing import Simulation
 
 from .outcomes import TABLE, Call, Message, Shown, parametrized, points
-from .slots import HEADER, NAME, begin, die, names, ticket_in
+from .slots import HEADER, NAME, begin, end_child, names, ticket_in
 from .stage import Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
@@ -243,19 +240,10 @@ def end(stage: Stage, request: Any, event: str, early: str = "") -> None:
             stage.lease = begin(request)
     if event != "is terminated":
         process.kill()
-    match event:
-        case "child dies":
-            die(request)
-        case "worker dies":
-            stage.worker.returned += [stage.message] * stage.task.acks_late
-        case "exceeds its hard limit":
-            try:
-                raise TimeLimitExceeded(1)
-            except TimeLimitExceeded:
-                request.on_failure(ExceptionInfo())
-            request.on_timeout(False, 1)
-        case "is terminated":
-            request.terminate(SimpleNamespace(terminate_job=lambda pid, signal: None), "TERM")
+    if event == "worker dies":
+        stage.worker.returned += [stage.message] * stage.task.acks_late
+    else:
+        end_child(request, event)
 
 
 # Calls

@@ -8,7 +8,7 @@ from django_redlock.celery import DuplicateTask
 from django_redlock.contrib import telemetry
 from django_redlock.signals import SIGNALS
 
-from .slots import NAME, names, set_down, taken
+from .slots import NAME, end_child, names, set_down, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -281,6 +281,26 @@ def test_eager_run_that_replaces_itself(make, worker, tail, scope, workflow):
 
     assert (answer.state, answer.get()) == ("SUCCESS", "tail done 7" if workflow else "done 7")
     assert (len(worker.ids), names()) == (2, set())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["", "late"])
+@pytest.mark.parametrize("event", ["child dies", "is terminated", "exceeds its hard limit"])
+@pytest.mark.parametrize("how", [{"scope": "until_executing"}, {"singleton": False}], ids=str)
+def test_end_of_a_child_whose_run_has_no_slot(make, worker, received, how, event, late):
+    """As with a plain task of Celery, the call ends, or its message is delivered again."""
+    free = {"singleton": how["singleton"]} if "singleton" in how else {}
+    options = {} if free else how
+    task = make(**options, acks_late=late, reject_on_worker_lost=late)
+    result = task.apply_async((7,), **free)
+    message = worker.take()
+    request = received(task, message)
+    request.on_accepted(1, 0.0)
+    end_child(request, event)
+
+    back = late and event == "child dies"
+    expected = "PENDING" if back else "REVOKED" if event == "is terminated" else "FAILURE"
+    assert (result.state, worker.returned) == (expected, [message] * back)
+    assert task.delay(7).accepted
 
 
 # Receivers, history, metrics, events: what a run does not need may be away, slow or broken

@@ -32,6 +32,7 @@ from .facts import (
 
 # The locks that are held, and the results of those who have them
 WAITS, RUNS, HOLDS, CLAIMS = (by("other", state) for state in (QUEUED, "", HELD, CLAIMED))
+HELD_NOW = by("other", HELD, left=21.0)  # of 30 seconds
 LATER, NO_TASK, UNNAMED = by("other", QUEUED, left=9000.0), by("", kind="manual"), by("", CLAIMED)
 OWN_RUN, KEPT = by("mine", own="e"), by("mine", QUEUED, own="e")
 SAME, OTHERS = "1.0123456789", "1.9876543210"
@@ -58,9 +59,10 @@ CASES = [
     Case("any number may wait", Sent, BARE, None, **SERIAL, locks=RUNS),
     Case("another call waits", Joined, None, "other", locks=WAITS),
     Case("another call runs", Joined, None, "other", locks=RUNS),
-    Case("a run that is over holds the slot", Joined, None, "other", locks=HOLDS),
-    Case("it was over long ago, and its result is gone", Skipped, None, "other", time=1000.0, locks=HOLDS),
-    Case("it was, and nobody keeps results", Joined, None, "other", time=1000.0, keeps_results=False, locks=HOLDS),
+    Case("a run that is over holds the slot", Joined, None, "other", locks=HOLDS, results=STATES["SUCCESS"]),
+    Case("its result may not be stored yet", Joined, None, "other", locks=HELD_NOW),
+    Case("it was over long ago, and its result is gone", Skipped, None, "other", locks=HOLDS),
+    Case("it was, and nobody keeps results", Joined, None, "other", keeps_results=False, locks=HOLDS),
     Case("something that is no task has the slot", Skipped, None, None, locks=NO_TASK),
     Case("a run of a direct call has the slot", Skipped, None, None, locks=by("")),
     Case("another call waits, and it is skipped", Skipped, None, "other", **SKIP, locks=WAITS),
