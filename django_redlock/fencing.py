@@ -31,7 +31,7 @@ from django.db.transaction import TransactionManagementError
 from .core.names import is_text
 from .core.rules import check_switch, is_whole
 from .core.votes import is_quorum
-from .db.threads import in_thread
+from .db.threads import in_thread, surely_in_thread
 from .engine.functions import makes_coroutine, makes_generator, name_of, work_left
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
@@ -269,15 +269,15 @@ class Fenced(Block[None]):
             except CancelledError as error:
                 # The thread continues although the task is cancelled, so this runs after __enter__() has ended.
                 end = partial(self.__exit__, type(error), error, error.__traceback__)
-                await in_thread(lambda: self.is_entered and end())
+                await surely_in_thread(lambda: self.is_entered and end())
                 raise
             try:
                 yield
             except BaseException as error:
-                if not await in_thread(self.__exit__, type(error), error, error.__traceback__):
+                if not await surely_in_thread(self.__exit__, type(error), error, error.__traceback__):
                     raise
             else:
-                await in_thread(self.__exit__, None, None, None)
+                await surely_in_thread(self.__exit__, None, None, None)
 
     def _open(self, stack: ExitStack, committed: list[str]) -> None:
         """
@@ -550,4 +550,4 @@ async def own_thread() -> AsyncIterator[None]:
             yield
         finally:
             if own:  # the thread ends with this block, and nothing else would close its connections
-                await in_thread(connections.close_all)
+                await surely_in_thread(connections.close_all)

@@ -8,6 +8,7 @@ commits, and the next holder would read old rows.
 from asyncio import CancelledError, shield
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -19,11 +20,36 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """
     Call a function in the thread, and wait for its end, even if the task is cancelled meanwhile.
 
+    A function that has not begun when the task is cancelled is never called. Asynchronous code for which it waits is
+    cancelled, too.
+
+    Raises:
+        CancelledError: At the end, if cancelled meanwhile.
+    """
+    decided = Lock()  # taken by what comes first: the beginning or the cancellation
+
+    def begin() -> T:
+        if not decided.acquire(blocking=False):
+            raise CancelledError
+        return function(*args)
+
+    try:
+        return await sync_to_async(begin)()
+    except CancelledError:
+        if not decided.acquire(blocking=False):
+            await end_of_thread_work()
+        raise
+
+
+async def surely_in_thread(function: Callable[..., T], *args: Any) -> T:
+    """
+    Do the same with a function that ends or undoes something, which is called in any case.
+
     Raises:
         CancelledError: At the end, if cancelled meanwhile.
     """
     try:
-        return await shield(sync_to_async(function)(*args))  # a call that has not begun would be dropped
+        return await shield(sync_to_async(function)(*args))
     except CancelledError:
         await end_of_thread_work()
         raise

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
@@ -338,6 +338,44 @@ async def test_cancelled_coroutine_has_its_lock_until_its_transaction_has_ended(
         await task
     async with lock("counter", wait=0):
         assert await sync_to_async(CounterTable(counting).read)() == 1
+    await sync_to_async(connections.close_all)()
+
+
+async def test_work_that_is_cancelled_before_it_begins_never_begins(counting):
+    """Its caller hears at once that nothing is committed, though another task occupies the thread."""
+    occupied, go_on = threading.Event(), threading.Event()
+    other = asyncio.create_task(sync_to_async(lambda: (occupied.set(), go_on.wait(30)))())
+    await asyncio.to_thread(occupied.wait, 30)
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(fenced(lease_of("counter"), using=counting).arun(increment, counting), 0.05)
+    assert not other.done()
+    go_on.set()
+    await other
+
+    assert await sync_to_async(CounterTable(counting).read)() == 0
+    await sync_to_async(connections.close_all)()
+
+
+async def test_cancellation_reaches_coroutines_that_the_work_waits_for(counting):
+    """What waits in a coroutine below ``arun()`` ends with its task, whose lock is free afterwards."""
+    waits = asyncio.Event()
+
+    async def listen() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    async def hold() -> None:
+        async with lock("counter", wait=5) as lease:
+            await fenced(lease, using=counting).arun(async_to_sync(listen))
+
+    task = asyncio.create_task(hold())
+    await waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 30)
+    async with lock("counter", wait=0):
+        pass
     await sync_to_async(connections.close_all)()
 
 
