@@ -255,13 +255,14 @@ class HoldState:
         owner = decode(self._value)
         value = self._value
         if owner and not self.shared:  # the value of a shared lock describes all of its holders
-            value = encode(self.secret, owner._replace(state=HELD, ttl=round(left, 3), process="", hold=0.0))
-        # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on.
+            held = round(self.hold_until - self.since, 3)
+            value = encode(self.secret, owner._replace(state=HELD, ttl=round(left, 3), process="", hold=held))
+        # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on. It may be
+        # lost under some of several names.
         token = self.fencing_token if self.ended is EndReason.RELEASED else -1
         common = common_value(self.limit) if self._queue else ""
-        about = (self._slugs, self.secret, value, left, token, self.shared, shorten)
-        term = Term(*about, number=next(_numbers), common=common, last=True)
-        return Round.to_keep(term, self._rules, timeout)
+        about = (self.secret, value, left, token, self.shared, shorten, next(_numbers), common, True)
+        return Round.to_keep(tuple([Term((slug,), *about) for slug in self._slugs]), self._rules, timeout)
 
     def leave_queue(self) -> Round | None:
         """

@@ -240,13 +240,13 @@ class Round:
         )
 
     @classmethod
-    def to_keep(cls, term: Term, rules: Rules, timeout: float) -> Self:
+    def to_keep(cls, terms: tuple[Term, ...], rules: Rules, timeout: float) -> Self:
         """
         Return the round that leaves a lock taken for the rest of its minimum hold; with *timeout* 0 it is *unattended*.
 
         A node that misses it keeps the lock by itself, so it is redelivered for a moment only.
         """
-        requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), Extend((term,), rules.fence_keep))
+        requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), Extend(terms, rules.fence_keep))
         return cls(
             requests,
             lambda replies: is_quorum(count(replies, Kind.HELD), rules.needed),

@@ -245,6 +245,9 @@ class Lease:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
                 hold.keeper.driver.ask(round)
+                if again := hold.over_new_links(round):
+                    round = again
+                    hold.keeper.driver.ask(round)
             if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 hold.keeper.driver.ask(late)
         except BaseException:
@@ -273,6 +276,9 @@ class Lease:
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
                 await hold.keeper.driver.aask(round)
+                if again := hold.over_new_links(round):
+                    round = again
+                    await hold.keeper.driver.aask(round)
             if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
                 await hold.keeper.driver.aask(late)
         except BaseException:
@@ -524,8 +530,7 @@ def entered_again(lease: Lease) -> Lease:
         LockLostError: The lock is not held.
     """
     lease.ensure()
-    lease.hold.depth += 1
-    lease.hold.by_hand += 1
+    lease.hold.enter_again()
     return lease
 
 
@@ -577,6 +582,7 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     longer = lease.hold.extended(round, number, start, lease.hold.clock())
     if lease.hold.ended:
         lease.valid()  # this reports the loss
+        lease.hold.after_extension()
     if longer:
         lease.hold.keeper.notify("lock_extended", lease=lease)
     return longer
@@ -712,6 +718,19 @@ class LeaseHold(HoldState):
         self._cleanup = self.keep(now, timeout) if self.keeps and self.holds_on(now) else self.release(timeout)
         return self._cleanup
 
+    def over_new_links(self, round: Round) -> Round | None:
+        """Return the *round* of a minimum hold once more, if no quorum kept it and links may have been cut."""
+        if not round.terms or round.won or not round.cut:
+            return None
+        self._cleanup = self.keep(self.clock(), round.timeout)
+        return self._cleanup
+
+    def after_extension(self) -> None:
+        """Have the minimum hold begin once more after an extension that was on its way when the work ended."""
+        now = self.clock()
+        if self._cleanup and self._cleanup.terms and self.holds_on(now):
+            self.keeper.driver.bring(self.keep(now, 0.0))
+
     def afterwards(self, round: Round) -> Round | None:
         """Return what the nodes have to do after the *round* that ended the hold, if anything."""
         if self.keeps and round.terms:
@@ -721,6 +740,13 @@ class LeaseHold(HoldState):
     def keep_for(self, seconds: float) -> None:
         """Give the lock a minimum hold of *seconds* from now: its release leaves the lock taken until then."""
         self.hold_until, self.keeps = self.clock() + seconds, True
+
+    def enter_again(self) -> None:
+        """Note that the holder enters the lock once more; an outermost block decides anew about the minimum hold."""
+        if self.depth == self.kept:
+            self.keeps = self.hold_until > 0
+        self.depth += 1
+        self.by_hand += 1
 
     def never_began(self) -> None:
         """Note that the body will not run, before the lock is left: without another entry, there is no minimum hold."""

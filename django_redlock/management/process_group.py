@@ -47,7 +47,8 @@ class Child:
         env: The program's environment.
 
     Raises:
-        OSError: The program cannot be started.
+        OSError, ValueError: The program cannot be started.
+        RuntimeError: It was killed, because nobody would end it if this process were killed.
     """
 
     def __init__(self, command: Sequence[str], *, grace: float, env: Mapping[str, str]) -> None:
@@ -69,8 +70,14 @@ class Child:
             self._dismiss()
             raise
         assert self._guardian.stdin is not None
-        self._guardian.stdin.write(b"%d\n" % self._process.pid)
-        self._guardian.stdin.flush()
+        try:
+            self._guardian.stdin.write(b"%d\n" % self._process.pid)
+            self._guardian.stdin.flush()
+        except OSError as error:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            self._dismiss()
+            raise RuntimeError("The shell that ends the program if this process is killed has ended itself.") from error
 
     @property
     def pid(self) -> int:

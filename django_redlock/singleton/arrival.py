@@ -43,7 +43,7 @@ from ..core.names import GOES_ON, NOTE, SENDS
 from ..core.protocol import QUEUE_CAP, Outcome, without_secrets
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .ending import Execution, end, free_waiting, give_back
-from .line import GRACE, IDLE, SHORTEST, SOON, Expected, Wait
+from .line import GRACE, IDLE, PERMITS, SHORTEST, SOON, Expected, Wait
 from .options import Return, SingletonOptions
 from .pending import LONGEST_LINE, LONGEST_PAUSE, begin, discard, keep, look_up
 from .questions import (
@@ -515,12 +515,40 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     is_other = holder.state is SlotState.HELD and not holder.task_id  # no task, or runs under another limit
     if is_claim or is_other:  # the length of the runs of its task tells nothing
         return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
-    runs = holder.state is not SlotState.HELD
-    since = holder.since if runs else 0.0
-    length: Expected = yield Length(ticket.running, holder.length, since)
-    lasted = max((yield Wall()) - since, 0.0) if since else None
-    left = None if runs else holder.retry_after
-    return Wait(length.seconds, ahead, ticket.waited, lasted, left, ticket.limit, length.sure)
+    length: Expected = yield Length(ticket.running, holder.length, holder.since)
+    now = yield Wall()
+    holder, looked = yield from _first_to_end(ticket, holder, length.seconds, now)
+    lasted, left = _progress(holder, now)
+    return Wait(length.seconds, ahead, ticket.waited, lasted, left, ticket.limit, looked, length.sure)
+
+
+def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> Steps[tuple[Holder, int]]:
+    """
+    Return whose permit is probably free first, of as many permits as the number says.
+
+    The *holder* in the way has only that permit which was tried last.
+    """
+    if ticket.limit == 1:
+        return holder, 1
+
+    def expected(holder: Holder) -> tuple[float, float]:
+        lasted, left = _progress(holder, now)
+        if lasted is not None and lasted < length:
+            left = length - lasted
+        return inf if left is None else left, lasted or 0.0
+
+    with suppress(QuorumUnavailableError):
+        seen = yield Look(ticket.runs[:PERMITS])
+        known = [each.holder for each in seen if each.value and each.holder.task_id and not each.holder.waits]
+        return min(known or [holder], key=expected), len(seen)
+    return holder, 1
+
+
+def _progress(holder: Holder, now: float) -> tuple[float | None, float | None]:
+    """Return for how long the run of a holder has lasted, and when its slot is free if it is over; None if unknown."""
+    if holder.state is SlotState.HELD:
+        return None, holder.retry_after
+    return (max(now - holder.since, 0.0) if holder.since else None), None
 
 
 # ... or the slot of its pending call, which newer messages may have taken over

@@ -31,6 +31,7 @@ FRESH, SLOTS = 60.0, 1000  # for how many seconds, and of how many slots, a proc
 LAST, SURE = 5, 3  # how many lengths of each kind it remembers of a slot, and how many it must know to count on them
 FEW = 50  # a message with more than these before it does not look again at half of its wait
 BELIEVED = 1.0  # seconds that each run before its own may take at most, as long as it knows fewer
+PERMITS = 20  # at how many of them a message looks
 IDLE = 0.25  # seconds for which a free slot is left to messages that come first, and are away
 GRACE = 3.0  # seconds for which the place of a message is kept after its pause, until a process has taken it
 
@@ -130,7 +131,8 @@ class Wait(NamedTuple):
         waited: For how long it has been put back until now, in seconds.
         lasted: For how long the present run has lasted, in seconds; None if there is none, or if that is not known.
         left: Seconds until the slot is free, if it is kept for a time after a run; else None.
-        limit: How many runs may have the slot at once.
+        limit: How many runs may have the slot at once, each with a permit.
+        looked: Of how many of these permits *lasted* or *left* is that of the one that is free first.
         sure: Whether enough runs say how long one takes.
     """
 
@@ -140,6 +142,7 @@ class Wait(NamedTuple):
     lasted: float | None
     left: float | None = None
     limit: int = 1
+    looked: int = 1
     sure: bool = True
 
     @property
@@ -150,14 +153,15 @@ class Wait(NamedTuple):
     @property
     def turn(self) -> float:
         """Seconds until its turn."""
-        return (self._first + self.ahead * (self.length + BETWEEN)) / self.limit
+        return self._first + self.ahead * (self.length + BETWEEN) / self.limit
 
     @property
     def _first(self) -> float:
-        """Seconds until the slot is free."""
-        if self.left is not None:
-            return self.left
-        return 0.0 if self.lasted is None else max(self.length - self.lasted, 0.0)
+        """Seconds until the slot is free, or the first of all permits, which is before the first of some."""
+        left = self.left
+        if left is None:
+            left = 0.0 if self.lasted is None else max(self.length - self.lasted, 0.0)
+        return left * (1 + self.looked) / (1 + self.limit)
 
     @property
     def is_short(self) -> bool:

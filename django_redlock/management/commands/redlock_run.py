@@ -126,6 +126,9 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
             lease.hold.never_began()  # the work does not begin: another host may have the program
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
+        except ValueError as error:  # a null character, which no command line can have
+            lease.hold.never_began()
+            raise CommandError(f"Cannot run {program[0]!r}: {error}.") from None
         pass_to(child)
         lease.on_lost(lambda lease: child.end())
         code = child.wait(lease.valid)

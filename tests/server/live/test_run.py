@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, Popen
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import LockManager, LockTakenError, locks
+from django_redlock.management import process_group
 from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
@@ -312,6 +314,31 @@ def test_run_that_did_not_begin_or_failed_may_leave_the_lock_free(live, manager)
     failed = live.run("nightly", f"{WORK}sys.exit(3)", options=(*options, "--no-hold-on-error"))
     assert outcome(failed) == ("", "", 3)
     assert is_free("nightly")
+
+
+def test_program_that_no_command_line_can_name_leaves_the_lock_free(manager):
+    """It comes from ``call_command()``, and the error says what is wrong."""
+    with pytest.raises(CommandError, match=r"Cannot run 'echo\\x00': embedded null byte"):
+        call_command("redlock_run", "--hold-for", "600", "nightly", "--", "echo\0")
+    assert is_free("nightly")
+
+
+def test_program_without_the_shell_that_would_end_it_does_not_run(monkeypatch, manager, tmp_path):
+    """Nobody would end it if its runner were killed. It may have begun, so its minimum hold stays."""
+    late = tmp_path / "late"
+
+    def start(command, *about, **more):
+        process = Popen(command, *about, **more)
+        if command[0] == "/bin/sh":
+            process.kill()
+            process.wait()
+        return process
+
+    monkeypatch.setattr(process_group.subprocess, "Popen", start)
+    with pytest.raises(RuntimeError, match="The shell that ends the program"):
+        call_command("redlock_run", "--hold-for", "600", "nightly", "--", "sh", "-c", f"sleep 1; touch {late}")
+    assert not is_free("nightly")
+    assert not late.exists()
 
 
 @pytest.fixture

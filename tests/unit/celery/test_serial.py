@@ -174,3 +174,20 @@ def test_retry_comes_before_the_calls_that_arrived_during_its_countdown(make, wo
 
     came = {headers["id"]: ticket_in(headers).stamp for headers in worker.headers}
     assert came[first.id] < came[second.id]
+
+
+def test_message_comes_back_for_the_permit_that_is_free_first(make, worker):
+    """With ``limit``, the next permit may be free in four seconds, though it asked for one that is free in 599."""
+    pauses = []
+    with Simulation() as simulation:
+        task = make(scope="while_executing", limit=2, hold_for=600)
+        for shop in range(8):
+            for seconds in 595.0, 1.0:
+                task.delay(shop)
+                worker.run()
+                simulation.advance(seconds)
+            task.delay(shop)
+            worker.run()
+            pauses.append(ticket_in(worker.take().headers).waited)
+
+    assert max(pauses) < 4.1

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_redlock import LockLostError, LockTakenError, lock
+from django_redlock.core.protocol import Extend
 from django_redlock.engine.reentrancy import OpenBlocks
 from django_redlock.inventory import ActionResult, ask_to_stop, force_release, held_locks, stale_keys
 from django_redlock.signals import lock_acquired
@@ -279,6 +280,30 @@ def test_hold_that_was_lost_is_not_brought_back(sim: Simulation):
     assert look("tick") is None
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_end_of_the_work_reports_that_another_holder_has_the_lock(asynchronous: bool):
+    """The nodes have lost their memory before the next renewal, and say so only to a new connection."""
+    with Simulation(ttl=TTL, restart_guard=False, check=False) as sim:
+
+        def forget() -> None:
+            for node in sim.nodes:
+                node.store.reset()
+            others.append(sim.rival().lock("tick", wait=0).acquire())
+
+        async def work() -> None:
+            async with lock("tick", hold_for=100):
+                forget()
+
+        def blocking_work() -> None:
+            with lock("tick", hold_for=100):
+                forget()
+
+        others: list[Any] = []
+        with pytest.raises(LockLostError, match="tick"):
+            asyncio.run(work()) if asynchronous else blocking_work()
+        assert others[0].release() == "released"
+
+
 @pytest.mark.parametrize("node", range(3))
 def test_one_node_of_three_may_fail_during_the_hold(sim: Simulation, node: int):
     began = sim.clock()
@@ -351,6 +376,20 @@ def test_failure_of_the_outermost_block_frees_the_lock_after_the_transaction(wit
         assert not is_taken(sim)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_next_outermost_block_of_a_transaction_decides_anew():
+    """A block that failed, and whose error was caught, gives up the hold; one that succeeds after it has it."""
+    described = lock("tick", reentrant=True, on_commit=True, hold_for=30, hold_on_error=False)
+    with Simulation(ttl=TTL) as sim:
+        with transaction.atomic():
+            with suppress(ZeroDivisionError), described:
+                raise ZeroDivisionError
+            with described:
+                pass
+
+        assert is_taken(sim)
+
+
 async def test_minimum_hold_in_an_event_loop():
     with Simulation(ttl=TTL) as sim:
         began = sim.clock()
@@ -407,6 +446,56 @@ def test_hold_of_a_holder_that_was_asked_to_stop_is_nobodys(sim: Simulation, kin
         assert (held.state, held.kept_until is None) == ("held", False)
         assert ask_to_stop(held, held.fingerprint) is ActionResult.UNRENEWED
     assert is_taken(sim)
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["the holder stops", "the work ends before it knows"])
+def test_hold_of_several_names_goes_on_without_the_one_that_was_released(sim: Simulation, noticed: bool):
+    """Nobody works under the others any more, and lists say so."""
+    lease = lock(["tick", "tock"], hold_for=100).acquire()
+    force_release("tock", found("tock").fingerprint)
+    if noticed:
+        sim.advance(TTL)
+
+    assert (lease.release(), lease.reason) == ("expired", "revoked")
+
+    (held,) = held_locks().locks
+    assert (held.name, held.kept_until > 0) == ("tick", True)
+    assert ask_to_stop(held, held.fingerprint) is ActionResult.UNRENEWED
+
+
+@pytest.mark.parametrize("hold_for", [3.0, 100.0])
+def test_extension_that_arrives_after_the_work_does_not_bring_the_holder_back(sim: Simulation, hold_for: float):
+    """Another thread had sent it; the lock is nobody's all the same, and stays taken no longer than asked for."""
+    began = sim.clock()
+    lease = lock("tick", hold_for=hold_for, renew=False).acquire()
+    node = sim.nodes[0]
+    execute = node.execute
+
+    def after_the_work(request: Any, *about: Any) -> Any:
+        if isinstance(request, Extend) and not request.terms[0].last:
+            node.execute = execute
+            assert lease.release() == "held"
+        return execute(request, *about)
+
+    node.execute = after_the_work
+    assert not lease.extend()
+    sim.advance(0.5)
+
+    assert found("tick").kept_until > 0
+    assert began + hold_for <= taken_until(sim) <= began + hold_for + 1.1
+
+
+@pytest.mark.parametrize(("work", "rate"), [(3568, 0.009), (86_360, 0.0005)])
+def test_hold_that_slow_clocks_prolong_is_not_stale(work: float, rate: float):
+    """The nodes count it, and their clocks may be slower than that of the holder's host."""
+    with Simulation(max_hold=1e6) as sim:
+        with lock("tick", hold_for=work + 32):
+            for _ in range(60):
+                sim.advance(work / 60)
+                for node in sim.nodes:
+                    node.step_clock(-work / 60 * rate)
+
+        assert stale_keys(held_locks()) == []
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["over", "killed"])

@@ -390,7 +390,9 @@ def test_record_of_a_pending_call_that_waits_is_kept() -> None:
         assert [each.strict for each in facts.asked_for(ask.Put) if each.name == NEXT] == [True] * keeps
 
 
-# The run that has the slot began at 1.0
+# The runs that have the slot began at 1.0
+PERMITS = {Permit(NAME, number + 1): held(f"run {number}", secret=secret("c")) for number in range(3)}
+FREE_SOON = {Permit(NAME, 2): held("over", HELD, secret=secret("c"), left=0.4)}
 QUEUED_BEHIND = [
     Case("the run ends in a moment", True, now=21.7, length=21.0),
     Case("the run goes on", False, now=11.7, length=21.0),
@@ -399,7 +401,10 @@ QUEUED_BEHIND = [
     Case("it has lasted for a while", False, now=3.0),
     Case("others come first", False, now=1.1, length=0.3, ahead=1),
     Case("others come first, and runs are very short", True, now=1.01, length=0.02, ahead=1),
-    Case("one of three runs ends soon", True, now=1.0, length=1.4, limit=3),
+    Case("three runs go on", False, now=1.1, length=1.4, limit=3, locks=OTHER | PERMITS),
+    Case("one of three runs ends soon", True, now=2.1, length=1.4, limit=3, locks=OTHER | PERMITS),
+    Case("one of three permits is free soon", True, now=9.0, length=9.9, limit=3, locks=OTHER | PERMITS | FREE_SOON),
+    Case("it is, and the runs take longer", True, now=61.7, length=21.0, limit=3, locks=OTHER | PERMITS | FREE_SOON),
     Case("the run is over", False, now=1.1, length=0.1, locks=OTHER_HOLDS),
     Case("it is kept for a moment", True, now=1.1, locks=by("other", HELD, left=0.4)),
     Case("no task has the slot", False, now=1.1, locks=NO_TASK, waited=30.0),

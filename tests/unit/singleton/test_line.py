@@ -92,8 +92,10 @@ def test_message_looks_again_at_half_of_its_wait_once_and_behind_few_others(ahea
     assert Wait(0.2, ahead, waited, 0.0, sure=False).pause == pytest.approx(0.2 + ahead * 0.235 - 0.235 / 2)
 
 
-def test_several_runs_at_once_are_as_much_sooner() -> None:
-    assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx((30.0 + 5 * 30.035) / 3)
+def test_turn_comes_with_the_permit_that_is_free_first() -> None:
+    """If a message has looked at one of three, the first of them is probably free in half of the time."""
+    assert Wait(30.0, 5, 0.0, 0.0, limit=3, looked=3).turn == pytest.approx(30.0 + 5 * 30.035 / 3)
+    assert Wait(30.0, 5, 0.0, 0.0, limit=3).turn == pytest.approx(30.0 / 2 + 5 * 30.035 / 3)
 
 
 def test_slot_that_is_kept_after_a_run_is_free_at_a_known_time() -> None:
