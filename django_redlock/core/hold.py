@@ -240,12 +240,13 @@ class HoldState:
         """Return whether the minimum hold has not passed yet."""
         return now + EXPIRY_ROUNDING < self.hold_until
 
-    def keep(self, now: float, timeout: float) -> Round:
+    def keep(self, now: float, timeout: float, again: bool = False) -> Round:
         """
         Return the round that leaves the lock taken for the rest of its minimum hold, by nobody's process.
 
         A node that misses it, or that gets an extension of the lease after it, keeps the lock for up to one ttl longer.
-        Nothing is redelivered: that would only lengthen the hold.
+        Nothing is redelivered: that would only lengthen the hold. A round that is sent *again* only changes what the
+        nodes still have, under each name by itself.
         """
         rest = self.hold_until - now
         # The nodes have counted the minimum hold from its beginning. Their key ends later only if the last extension
@@ -257,12 +258,12 @@ class HoldState:
         if owner and not self.shared:  # the value of a shared lock describes all of its holders
             held = round(self.hold_until - self.since, 3)
             value = encode(self.secret, owner._replace(state=HELD, ttl=round(left, 3), process="", hold=held))
-        # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on. It may be
-        # lost under some of several names.
-        token = self.fencing_token if self.ended is EndReason.RELEASED else -1
+        # A lease that was lost is never restored, but where nobody else has the lock since, its hold goes on.
+        token = self.fencing_token if self.ended is EndReason.RELEASED and not again else -1
         common = common_value(self.limit) if self._queue else ""
         about = (self.secret, value, left, token, self.shared, shorten, next(_numbers), common, True)
-        return Round.to_keep(tuple([Term((slug,), *about) for slug in self._slugs]), self._rules, timeout)
+        alone = [(slug,) for slug in self._slugs] if again and len(self._slugs) <= BATCH else [self._slugs]
+        return Round.to_keep(tuple([Term(slugs, *about) for slugs in alone]), self._rules, timeout)
 
     def leave_queue(self) -> Round | None:
         """

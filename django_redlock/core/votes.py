@@ -79,7 +79,7 @@ def as_released(replies: Mapping[int, Reply]) -> dict[int, Reply]:
 def _released(reply: Reply) -> Reply:
     if not reply.terms:
         return reply
-    kind, _, holder = next((term for term in reply.terms if term.kind is not Kind.HELD), reply.terms[0])
+    kind, _, holder = reply.terms[0]
     if kind is Kind.HELD:
         return reply._replace(kind=Kind.RELEASED)
     if kind is Kind.REVOKED and not holder:

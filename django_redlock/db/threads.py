@@ -24,7 +24,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     cancelled, too.
 
     Raises:
-        CancelledError: At the end, if cancelled meanwhile.
+        CancelledError: At the end, if cancelled meanwhile, unless that code goes on.
     """
     decided = Lock()  # taken by what comes first: the beginning or the cancellation
 

@@ -16,7 +16,7 @@ from weakref import ref
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import HoldState
 from ..core.names import about_holder, named
-from ..core.protocol import LOST, EndReason, Outcome
+from ..core.protocol import LOST, EndReason, Failure, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
 from ..core.votes import as_released, release_outcome
@@ -369,6 +369,8 @@ class Lease:
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
+        if len(hold.names) > 1:
+            hold.keep_again()
         replies = as_released(round.replies) if round.terms else round.replies
         outcome = Outcome.RELEASED if round.won else release_outcome(replies, hold.keeper.rules)
         if outcome is Outcome.TAKEN:
@@ -582,7 +584,7 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     longer = lease.hold.extended(round, number, start, lease.hold.clock())
     if lease.hold.ended:
         lease.valid()  # this reports the loss
-        lease.hold.after_extension()
+        lease.hold.keep_again()
     if longer:
         lease.hold.keeper.notify("lock_extended", lease=lease)
     return longer
@@ -605,7 +607,8 @@ class LeaseHold(HoldState):
 
     __slots__ = (
         *("keeper", "clock", "renewed", "tended", "taken_by", "taken_at", "block", "kept", "depth", "by_hand"),
-        *("takeover", "report_at", "abandoned", "outcome", "late", "_hold_on_error", "_sends", "_pid", "_cleanup"),
+        *("takeover", "report_at", "abandoned", "outcome", "late", "_kept_before", "_hold_on_error", "_sends"),
+        *("_pid", "_cleanup"),
         "__dict__",  # made for the identifier in a fence only: see owner()
     )
 
@@ -625,6 +628,7 @@ class LeaseHold(HoldState):
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
+        self._kept_before = False  # whether there would be a minimum hold without the outermost block that is open
         self._hold_on_error = wanted.hold_on_error
         self._sends = wanted.sends
         self._pid = process.pid
@@ -719,17 +723,24 @@ class LeaseHold(HoldState):
         return self._cleanup
 
     def over_new_links(self, round: Round) -> Round | None:
-        """Return the *round* of a minimum hold once more, if no quorum kept it and links may have been cut."""
-        if not round.terms or round.won or not round.cut:
+        """Return the *round* of a minimum hold once more, if no quorum kept it and nodes have another memory now."""
+        forgot = any(reply.failure is Failure.FORGOT for reply in round.replies.values())
+        now = self.clock()
+        if not (round.terms and forgot and self.holds_on(now)) or round.decided(round.replies):
             return None
-        self._cleanup = self.keep(self.clock(), round.timeout)
+        self._cleanup = self.keep(now, round.timeout)
         return self._cleanup
 
-    def after_extension(self) -> None:
-        """Have the minimum hold begin once more after an extension that was on its way when the work ended."""
+    def keep_again(self) -> None:
+        """
+        Have what the nodes still have of the minimum hold described once more as nobody's, in the background.
+
+        An extension that was on its way when the work ended may have undone that, or some of several names were lost.
+        A later hold with a secret that the caller chose may be meant as well, and is left alone.
+        """
         now = self.clock()
-        if self._cleanup and self._cleanup.terms and self.holds_on(now):
-            self.keeper.driver.bring(self.keep(now, 0.0))
+        if self._cleanup and self._cleanup.terms and self._granting is None and self.holds_on(now):
+            self.keeper.driver.bring(self.keep(now, 0.0, again=True))
 
     def afterwards(self, round: Round) -> Round | None:
         """Return what the nodes have to do after the *round* that ended the hold, if anything."""
@@ -744,14 +755,14 @@ class LeaseHold(HoldState):
     def enter_again(self) -> None:
         """Note that the holder enters the lock once more; an outermost block decides anew about the minimum hold."""
         if self.depth == self.kept:
-            self.keeps = self.hold_until > 0
+            self._kept_before, self.keeps = self.keeps, self.hold_until > 0
         self.depth += 1
         self.by_hand += 1
 
     def never_began(self) -> None:
-        """Note that the body will not run, before the lock is left: without another entry, there is no minimum hold."""
-        if self.depth == 1:
-            self.keeps = False
+        """Note that the body will not run, before the lock is left: without another block, there is no minimum hold."""
+        if self.depth - self.kept == 1:
+            self.keeps = self._kept_before
 
     def failed(self) -> None:
         """

@@ -515,11 +515,12 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
     is_other = holder.state is SlotState.HELD and not holder.task_id  # no task, or runs under another limit
     if is_claim or is_other:  # the length of the runs of its task tells nothing
         return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
-    length: Expected = yield Length(ticket.running, holder.length, holder.since)
-    now = yield Wall()
-    holder, looked = yield from _first_to_end(ticket, holder, length.seconds, now)
+    known: Expected = yield Length(ticket.running, holder.length, holder.since)
+    minimum, now = message.rules.minimum, (yield Wall())
+    length, sure = max(known.seconds, minimum), known.sure or minimum > known.seconds
+    holder, looked = yield from _first_to_end(ticket, holder, length, now)
     lasted, left = _progress(holder, now)
-    return Wait(length.seconds, ahead, ticket.waited, lasted, left, ticket.limit, looked, length.sure)
+    return Wait(length, ahead, ticket.waited, lasted, left, ticket.limit, looked, sure)
 
 
 def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> Steps[tuple[Holder, int]]:
@@ -535,10 +536,13 @@ def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> 
         lasted, left = _progress(holder, now)
         if lasted is not None and lasted < length:
             left = length - lasted
-        return inf if left is None else left, lasted or 0.0
+        return inf if left is None else left, -(lasted or 0.0)
 
     with suppress(QuorumUnavailableError):
         seen = yield Look(ticket.runs[:PERMITS])
+        # Whoever is first is away until it expects a free permit. If it does not know when, it comes back often.
+        if length and any(each.free for each in seen):
+            return Holder(None, SlotState.CLAIMED, None), len(seen)
         known = [each.holder for each in seen if each.value and each.holder.task_id and not each.holder.waits]
         return min(known or [holder], key=expected), len(seen)
     return holder, 1

@@ -129,6 +129,8 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
         except ValueError as error:  # a null character, which no command line can have
             lease.hold.never_began()
             raise CommandError(f"Cannot run {program[0]!r}: {error}.") from None
+        except RuntimeError as error:
+            raise CommandError(f"Ended {program[0]!r}: {error}") from None
         pass_to(child)
         lease.on_lost(lambda lease: child.end())
         code = child.wait(lease.valid)

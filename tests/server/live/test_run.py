@@ -335,7 +335,7 @@ def test_program_without_the_shell_that_would_end_it_does_not_run(monkeypatch, m
         return process
 
     monkeypatch.setattr(process_group.subprocess, "Popen", start)
-    with pytest.raises(RuntimeError, match="The shell that ends the program"):
+    with pytest.raises(CommandError, match="Ended 'sh': The shell that ends the program"):
         call_command("redlock_run", "--hold-for", "600", "nightly", "--", "sh", "-c", f"sleep 1; touch {late}")
     assert not is_free("nightly")
     assert not late.exists()

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from heapq import heappop, heappush
 from math import inf
 
 import pytest
@@ -191,3 +192,72 @@ def test_message_comes_back_for_the_permit_that_is_free_first(make, worker):
             pauses.append(ticket_in(worker.take().headers).waited)
 
     assert max(pauses) < 4.1
+
+
+def test_burst_of_runs_that_hold_their_slots_costs_few_messages(make, worker):
+    """Each run has its slot for the minimum time, however short it is, so messages come back when those have passed."""
+    calls, limit, minimum = 40, 3, 2.0
+    came, put_back = [], 0
+    with Simulation() as simulation:
+        task = make(scope="while_executing", limit=limit, hold_for=minimum)
+        began = simulation.clock()
+        for number in range(calls):
+            task.delay(7)
+            heappush(came, (began, number, worker.take(), 0.0))
+        while came:
+            due, number, message, waited = heappop(came)
+            simulation.advance(max(due - simulation.clock(), 0.0))
+            worker.run(message)
+            if again := worker.take():
+                put_back += 1
+                pause = ticket_in(again.headers).waited
+                heappush(came, (simulation.clock() + pause - waited, number, again, pause))
+        took = simulation.clock() - began
+
+    assert put_back <= 2 * calls
+    assert took <= 1.3 * minimum * calls / limit
+
+
+@pytest.mark.parametrize("limit", [3, 20])
+def test_runs_of_unknown_length_are_looked_at_ever_more_rarely(make, worker, limit):
+    """Though one of them has begun only now."""
+    put_back, now = 0, 0.0
+    with Simulation(max_hold=10_000) as simulation:
+        task = make(scope="while_executing", limit=limit, max_hold=10_000)
+        runs = []
+        for number in range(limit):
+            simulation.advance(600 / limit)
+            runs.append(take_slot(task.singleton_ticket(f"run {number}", (7,), {})))
+        task.delay(7)
+        message, waited = worker.take(), 0.0
+        while now < 300:
+            worker.run(message)
+            message = worker.take()
+            pause, waited = ticket_in(message.headers).waited - waited, ticket_in(message.headers).waited
+            put_back, now = put_back + 1, now + pause
+            simulation.advance(pause)
+        assert all(run.valid() for run in runs)
+
+    assert put_back < 40
+
+
+def test_message_behind_one_that_is_away_does_not_wait_for_a_run(make, worker):
+    """Two permits of three are free earlier than expected, so it is back soon after the first one has come."""
+    with Simulation() as simulation:
+        task = make(lambda self, shop: simulation.advance(60.0), scope="while_executing", limit=3)
+        for _ in range(3):
+            task.delay(7)
+            worker.run()
+        runs = [take_slot(task.singleton_ticket(f"run {number}", (7,), {})) for number in range(3)]
+        task.delay(7)
+        worker.run()
+        away = worker.take()
+        for run in runs[:2]:
+            run.release()
+        simulation.advance(5.0)
+        task.delay(7)
+        worker.run()
+        second = worker.take()
+
+    assert ticket_in(away.headers).waited > 50
+    assert ticket_in(second.headers).waited < 25

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
 
-from django_redlock import LockLostError, LockTakenError, lock
+from django_redlock import LockLostError, LockTakenError, lock, locks
 from django_redlock.core.protocol import Extend
 from django_redlock.engine.reentrancy import OpenBlocks
 from django_redlock.inventory import ActionResult, ask_to_stop, force_release, held_locks, stale_keys
@@ -377,17 +377,28 @@ def test_failure_of_the_outermost_block_frees_the_lock_after_the_transaction(wit
 
 
 @pytest.mark.django_db(transaction=True)
-def test_next_outermost_block_of_a_transaction_decides_anew():
-    """A block that failed, and whose error was caught, gives up the hold; one that succeeds after it has it."""
+@pytest.mark.parametrize("begins", [True, False])
+def test_next_outermost_block_of_a_transaction_decides_anew(monkeypatch: Any, begins: bool):
+    """
+    A block that failed, and whose error was caught, gives up the hold. One that succeeds after it has it, and one that
+    does not begin changes nothing.
+    """
     described = lock("tick", reentrant=True, on_commit=True, hold_for=30, hold_on_error=False)
+
+    def interrupt(*about: Any) -> None:
+        raise KeyboardInterrupt
+
     with Simulation(ttl=TTL) as sim:
         with transaction.atomic():
             with suppress(ZeroDivisionError), described:
                 raise ZeroDivisionError
-            with described:
-                pass
+            with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                if not begins:
+                    patch.setattr(OpenBlocks, "enter", interrupt)
+                with described:
+                    pass
 
-        assert is_taken(sim)
+        assert is_taken(sim) is begins
 
 
 async def test_minimum_hold_in_an_event_loop():
@@ -483,6 +494,40 @@ def test_extension_that_arrives_after_the_work_does_not_bring_the_holder_back(si
 
     assert found("tick").kept_until > 0
     assert began + hold_for <= taken_until(sim) <= began + hold_for + 1.1
+
+
+def test_extension_that_arrives_late_leaves_a_later_hold_with_the_same_secret_alone(sim: Simulation):
+    """A caller that chooses its secret may hold the lock again before the replies to the extension come."""
+    chosen = locks["default"].on_behalf
+    lease = chosen("tick", secret="a" * 32, hold_for=3.0, renew=False, wait=0).acquire()
+    node, later = sim.nodes[0], []
+    execute = node.execute
+
+    def after_the_next_acquisition(request: Any, *about: Any) -> Any:
+        if isinstance(request, Extend) and not request.terms[0].last:
+            node.execute = execute
+            lease.release()
+            later.append(chosen("tick", secret="a" * 32, renew=False, wait=0).acquire())
+        return execute(request, *about)
+
+    node.execute = after_the_next_acquisition
+    lease.extend()
+    sim.advance(5)
+
+    assert later[0].valid()
+    assert is_taken(sim)
+
+
+def test_hold_of_several_names_of_which_another_holder_has_one():
+    """The end of the work says who has it, though another name is only lost."""
+    with Simulation(ttl=TTL, restart_guard=False, check=False) as sim:
+        lease = lock(["tick", "tock"], hold_for=100).acquire()
+        for node in sim.nodes:
+            node.store.reset()
+        sim.rival().lock("tock", label="nightly", wait=0).acquire()
+
+        assert (lease.release(), lease.reason) == ("taken", "superseded")
+        assert "nightly" in lease.hold.successor
 
 
 @pytest.mark.parametrize(("work", "rate"), [(3568, 0.009), (86_360, 0.0005)])

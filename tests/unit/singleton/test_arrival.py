@@ -404,6 +404,8 @@ QUEUED_BEHIND = [
     Case("three runs go on", False, now=1.1, length=1.4, limit=3, locks=OTHER | PERMITS),
     Case("one of three runs ends soon", True, now=2.1, length=1.4, limit=3, locks=OTHER | PERMITS),
     Case("one of three permits is free soon", True, now=9.0, length=9.9, limit=3, locks=OTHER | PERMITS | FREE_SOON),
+    Case("runs of a minimum time go on", False, now=1.1, hold_for=9.9, limit=3, locks=OTHER | PERMITS),
+    Case("one of three such runs ends soon", True, now=10.5, hold_for=9.9, limit=3, locks=OTHER | PERMITS),
     Case("it is, and the runs take longer", True, now=61.7, length=21.0, limit=3, locks=OTHER | PERMITS | FREE_SOON),
     Case("the run is over", False, now=1.1, length=0.1, locks=OTHER_HOLDS),
     Case("it is kept for a moment", True, now=1.1, locks=by("other", HELD, left=0.4)),
