@@ -55,7 +55,7 @@ class Singleton(Slots[P]):
     def _given_up(self) -> str:
         run = self._own_run()
         if not run or not run.slot:
-            return ""
+            return Outcome.EXPIRED if self._task.request_stack.top else ""  # a run that has no slot gives none up
         end_run(self._task, run)
         lease = cast(Lease, run.slot)
         return Outcome.RELEASED if lease.reason is EndReason.RELEASED else lease.release()
@@ -89,17 +89,22 @@ class Singleton(Slots[P]):
         return f"{super()._strategies(options)}, on_overlap={options.overlap!r}"
 
     def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
-        lines, what = super()._next_call(options, holder), "put it back for a moment"
-        if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
-            return lines
+        lines = super()._next_call(options, holder)
+        is_duplicate = (
+            holder.state in (SlotState.QUEUED, SlotState.RUNNING, SlotState.HELD) and options.scope != RUNNING
+        )
+        if is_duplicate and options.on_duplicate != "raise":
+            lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
+        return lines
+
+    def _next_message(self, options: SingletonOptions, holder: Holder) -> list[str]:
+        if holder.state is SlotState.UNKNOWN:
+            return []
+        what, how = "put it back for a moment", options.overlap
         if holder.state is not SlotState.CLAIMED:
-            if options.scope != RUNNING and options.on_duplicate != "raise":
-                linked = "With link= or link_error= it would raise DuplicateTask: the holder would not follow them."
-                lines.append(linked)
-            how = options.overlap
             what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
             what = what.format(id=holder.task_id or "that has it")
-        return [*lines, f"A worker that gets another message for this slot now would {what}."]
+        return [f"A worker that gets another message for this slot now would {what}."]
 
 
 def find(name: str) -> Any:

@@ -131,10 +131,11 @@ class SingletonRequest(Request):
         try:
             found = Ticket.unpack(self.request_dict.get(HEADER), self.id)
             ticket: Ticket = found or task.singleton_ticket(self.id, self.args, self.kwargs)
+            nodes = nodes_of(task, ticket.using)  # of an alias that the settings of the worker may lack
         except Exception:
             log.exception("the slot of task %s could not be freed; it ends with its time", printable(str(self.id)))
             return None
-        return nodes_of(task, ticket.using).run(decision(ticket, task.singleton_options))
+        return nodes.run(decision(ticket, task.singleton_options))
 
 
 @cache

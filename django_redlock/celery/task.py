@@ -21,7 +21,7 @@ from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
-from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
@@ -420,7 +420,10 @@ class SingletonTask(BaseTask[P, R]):
             message.run(note_done(run, goes_on=True))
             raise
         finally:
-            message.run(end(run, stopped=is_stop(sys.exc_info()[1])))
+            error = sys.exc_info()[1]
+            # Its message runs again, at once if nothing else is said, and would wait for its own minimum hold.
+            again = isinstance(error, Retry) or (isinstance(error, Reject) and cast(Any, error).requeue)
+            message.run(end(run, hold=not again, stopped=is_stop(error)))
 
     def _call_directly(self, run: Execution | None, args: Any, kwargs: Any) -> R:
         """Run the body for a caller that waits for it: other code, or the body of a run of this task."""

@@ -230,6 +230,7 @@ def _message(task: Any, request: Any, ticket: Ticket, carried: bool) -> Message:
         carried,
         secret if is_secret(secret) else "",  # which the worker drew for the run
         request.retries or 0,
+        request.get("replaced_task_nesting") or 0,
         bool((request.delivery_info or {}).get("redelivered")),
         bool(task.acks_late),
         bool(request.eta),

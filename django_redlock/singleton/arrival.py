@@ -103,6 +103,7 @@ class Message:
         carried: Whether it carried its ticket.
         secret: The secret that the worker has drawn for the run; empty draws one.
         retries: How often the task was retried before.
+        replaced: How often the task has replaced itself, each time by a message that has not been retried.
         redelivered: Whether the broker says that it delivers the message again.
         late: Whether it is acknowledged after its run, so that the broker delivers it again if the worker dies.
         delayed: Whether it was to run at a later time.
@@ -124,6 +125,7 @@ class Message:
     carried: bool = True
     secret: str = ""
     retries: int = 0
+    replaced: int = 0
     redelivered: bool = False
     late: bool = False
     delayed: bool = False
@@ -143,6 +145,11 @@ class Message:
     def id(self) -> str:
         """The id of its task."""
         return self.ticket.task_id
+
+    @property
+    def attempt(self) -> str:
+        """Which attempt of its task it is; a copy of the message is the same one."""
+        return f"{self.retries}.{self.replaced}" if self.replaced else str(self.retries)
 
     @property
     def came_again(self) -> bool:
@@ -180,7 +187,7 @@ class Message:
         # worker kept behind other runs.
         waited = (self.delayed and not ticket.tries) or (self.kept > LONG_KEPT and not self.stores)
         if ticket.name and not self.inline and (self.late or waited or self.is_copy):
-            note = ticket.done(self.retries)
+            note = ticket.done(self.attempt)
             remembered = REMEMBERED if self.stores else max(REMEMBERED, self.rules.queue_ttl)
         about: Any = {"seen": self.stores, "note": note, "remembered": remembered, "returns": self.returns}
         return Execution(ticket, self.rules, self.slot, since, still_waiting, **about)
@@ -295,7 +302,7 @@ def _look_at_notes(message: Message) -> Steps[Verdict | None]:
     if verdict:
         return verdict
     if message.rules.redelivery == "drop" and message.is_copy:
-        (begun,) = yield Look((ticket.begins(message.retries),))
+        (begun,) = yield Look((ticket.begins(message.attempt),))
         if begun.value:
             return (yield from _end_copy(message))
     return None
@@ -329,7 +336,7 @@ def _leave_if_done(message: Message, may_be_copy: bool = False) -> Steps[Verdict
     done = Leave(f"{message.id} was delivered a second time, and is already done.")
     if not (copy or ticket.tries or may_be_copy) or message.inline:
         return None
-    (note,) = yield Look((ticket.done(message.retries),))
+    (note,) = yield Look((ticket.done(message.attempt),))
     owner = note.owner
     if owner and owner.state == SENDS:
         return (yield from _await_outcome(message))
@@ -698,7 +705,7 @@ def _leave_if_begun(message: Message) -> Steps[Verdict | None]:
         return None
     try:
         ttl = max(LONGEST_PAUSE, message.rules.queue_ttl)
-        yield Put(message.ticket.begins(message.retries), ttl, NOTE, ref=message.id)
+        yield Put(message.ticket.begins(message.attempt), ttl, NOTE, ref=message.id)
     except LockTakenError:  # if runs have a slot, this message has it now, so no other run of it is alive
         return (yield from _end_without_a_run(message))
     return None

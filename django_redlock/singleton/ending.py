@@ -150,13 +150,18 @@ def note_done(run: Execution, goes_on: bool = False) -> Steps[None]:
 
 def free_waiting(ticket: Ticket, rules: SingletonOptions) -> Steps[None]:
     """Free the lock that a message held while it waited, unless it is the lock of the run or is to be held."""
-    if ticket.waiting == ticket.running or not ticket.secret:
+    if ticket.waiting == ticket.running:
         return
     if not ticket.running and rules.minimum and ticket.waiting == ticket.queued:
-        with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
+        try:
             about: Any = {"ref": ticket.task_id, "adopt": ticket.secret}
             yield Put(ticket.waiting, rules.minimum, SlotState.HELD, **about)
-    else:
+            return
+        except LockTakenError:  # it has ended
+            return
+        except QuorumUnavailableError:  # it would stay that of a message that waits
+            pass
+    if ticket.secret:
         yield Free(ticket.waiting, ticket.secret)
 
 

@@ -156,7 +156,9 @@ class Slots(Generic[P]):
 
     def is_locked(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """
-        Return whether a call would be a duplicate now. The answer may be outdated when you read it.
+        Return whether the slot of a call is taken now. The answer may be outdated when you read it.
+
+        A run may have it, or a message that waits; with ``limit``, runs have all permits.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered and agreed to know.
@@ -224,7 +226,7 @@ class Slots(Generic[P]):
             f"lock       {ticket.name}",
             f"scope      {options.scope}, {self._strategies(options)}",
         ]
-        holder = Holder(None, SlotState.FREE, None)
+        found: dict[str | Permit, Holder] = {}
         names = self._locks(ticket)
         poll = ask_nodes(locks[ticket.using], map(slug_of, names))
         if ticket.limit > 1:
@@ -238,13 +240,17 @@ class Slots(Generic[P]):
                 poll.require_quorum(str(name))
             except QuorumUnavailableError as error:
                 lines.append(f"  {error}")
-                holder = UNKNOWN
+                found[name] = UNKNOWN
                 continue
-            if holder.state is SlotState.FREE and not seen.free:
-                holder = seen.holder if seen.value else UNKNOWN
-        lines += ["", *self._next_call(options, holder)]
+            if not seen.free:
+                found[name] = seen.holder if seen.value else UNKNOWN
+        place = None if options.trails else ticket.queued
+        lines += ["", *self._next_call(options, first_of(found, place))]
+        runs = {name: holder for name, holder in found.items() if name in ticket.runs} if ticket.running else found
+        if len(runs) >= ticket.limit:
+            lines += self._next_message(options, first_of(runs))
         explained = Explanation("\n".join(lines))
-        explained.state = holder.state
+        explained.state = first_of(found).state
         return explained
 
     def _cancelled(self, args: Any, kwargs: Any) -> str | None:
@@ -305,6 +311,10 @@ class Slots(Generic[P]):
             what = self.answers["skip"] + ", because the holder is not a task"
         return [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
 
+    def _next_message(self, options: SingletonOptions, holder: Holder) -> list[str]:
+        """Return what becomes now of a message that finds another holder, in sentences."""
+        return []
+
     @property
     def _nodes(self) -> Nodes:
         return Nodes(self._task.singleton_options.using, self._task.name)
@@ -323,6 +333,12 @@ class Slots(Generic[P]):
         for name, seen in slots:
             if seen.split:
                 raise seen.undecided(str(name))
+
+
+def first_of(holders: Mapping[str | Permit, Holder], place: str | None = None) -> Holder:
+    """Return the first holder, or that of one *place*."""
+    chosen = (holder for name, holder in holders.items() if place in (None, name))
+    return next(chosen, Holder(None, SlotState.FREE, None))
 
 
 def celery_task(owner: Owner | None) -> str:

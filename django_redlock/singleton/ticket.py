@@ -160,11 +160,11 @@ class Ticket:
         """Name of the lock that shows that a process has a task which has no slot."""
         return f"alive:{self.task_id}"
 
-    def done(self, attempt: int) -> str:
+    def done(self, attempt: str) -> str:
         """Return the name of the note that one attempt of the task is done."""
         return f"done:{self.task_id}:{attempt}"
 
-    def begins(self, attempt: int) -> str:
+    def begins(self, attempt: str) -> str:
         """Return the name of the note that one attempt of the task has begun, which must not run twice."""
         return f"begun:{self.task_id}:{attempt}"
 

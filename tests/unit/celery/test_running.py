@@ -2,13 +2,15 @@
 
 import pytest
 from celery import chain, signals
+from celery.exceptions import Reject
 
 from django_redlock import LockLostError, QuorumUnavailableError, celery, locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.contrib import telemetry
 from django_redlock.signals import SIGNALS
+from django_redlock.testing import Simulation
 
-from .slots import NAME, end_child, names, set_down, taken
+from .slots import HEADER, NAME, end_child, names, set_down, taken
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -301,6 +303,137 @@ def test_end_of_a_child_whose_run_has_no_slot(make, worker, received, how, event
     expected = "PENDING" if back else "REVOKED" if event == "is terminated" else "FAILURE"
     assert (result.state, worker.returned) == (expected, [message] * back)
     assert task.delay(7).accepted
+
+
+# A message that takes the place of another one has the same id
+
+
+@pytest.mark.parametrize("options", [{"scope": "while_executing", "acks_late": True}, {"redelivery": "drop"}], ids=str)
+def test_replacement_is_no_copy_of_the_message_that_it_replaces(make, worker, options):
+    """It has its id and, as that one, was never retried; it runs, also after it was put back."""
+
+    def body(self, shop_id):
+        if len(worker.ids) == 2 and replacements:
+            worker.run(replacements.pop())  # another run has the slot now
+        if worker.ids.count(self.request.id) == 1:
+            self.replace(self.si(shop_id))
+        return "done"
+
+    with Simulation() as simulation:
+        task = make(body, **options)
+        first = task.delay(7)
+        worker.run()
+        replacements = [worker.take()] if "scope" in options else []
+        other = task.delay(7) if replacements else first
+        while message := worker.take():
+            simulation.advance(3.0)
+            worker.run(message)
+
+    assert (first.get(timeout=1), other.get(timeout=1)) == ("done", "done")
+
+
+@pytest.mark.parametrize("again", ["autoretry", "autoretry, eager", "Reject"])
+def test_run_that_is_to_begin_again_does_not_wait_for_its_minimum_hold(make, worker, again):
+    """Otherwise its own hold would put it back until that has passed, or end it as a duplicate of itself."""
+
+    def body(self, shop_id):
+        if len(worker.ids) == 1:
+            raise Reject("later", requeue=True) if again == "Reject" else KeyError(shop_id)
+        return "done"
+
+    task = make(body, hold_for=3600, autoretry_for=(KeyError,), default_retry_delay=0, acks_late=True)
+    if "eager" in again:
+        result = task.apply((7,))
+    else:
+        result = task.delay(7)
+        worker.run()
+        worker.run(*worker.returned)
+
+    assert result.get(timeout=1) == "done"
+    assert task.delay(7).reason == "held"
+
+
+@pytest.mark.parametrize("how", ["singleton=False", "direct", "before its run", "nodes away"])
+def test_release_in_a_body_without_a_slot_frees_nothing(make, worker, memory_nodes, how):
+    """Also not the slot of another call: without arguments, it is about the run."""
+    outcomes = []
+
+    def body(self, shop_id):
+        outcomes.append(self.singleton.release())
+        return "done"
+
+    scope = {"scope": "until_executing"} if how == "before its run" else {}
+    task = make(body, on_unavailable={"run": "run"}, **scope)
+    if how == "direct":
+        waiting = task.delay(7)
+        assert task(7) == "done"
+    else:
+        result = task.apply_async((7,), **({"singleton": False} if how == "singleton=False" else {}))
+        message = worker.take()
+        waiting = task.delay(7) if how == "singleton=False" else None
+        set_down(memory_nodes, how == "nodes away")
+        worker.run(message)
+        set_down(memory_nodes, False)
+        assert result.get(timeout=1) == "done"
+
+    assert outcomes == ["expired"]
+    assert not waiting or task.delay(7).id == waiting.id
+
+
+def test_message_of_an_alias_that_the_worker_lacks_ends_as_a_plain_one(make, worker, received, caplog):
+    """During a deploy, its sender may have other settings. Its slot ends with its time, and that is logged."""
+    task = make()
+    for event, state in (
+        ("child dies", "FAILURE"),
+        ("exceeds its hard limit", "FAILURE"),
+        ("is terminated", "REVOKED"),
+    ):
+        result = task.delay(event)
+        message = worker.take()
+        message.headers[HEADER] = message.headers[HEADER].replace('"default"', '"renamed"')
+        request = received(task, message)
+        request.on_accepted(1, 0.0)
+        end_child(request, event)
+
+        assert result.state == state
+        assert "could not be freed" in caplog.text
+        caplog.clear()
+
+
+# ``hold_for`` of runs that have no slot: that of their message is held
+
+
+@pytest.mark.parametrize("how", ["by id", "by name", "eager", "nodes away"])
+def test_message_without_a_slot_holds_it_all_the_same(make, worker, memory_nodes, how):
+    task = make(scope="until_executing", hold_for=600)
+    set_down(memory_nodes, how == "nodes away")
+    match how:
+        case "by id":
+            task.apply_async((7,), task_id="own")
+        case "by name":
+            task.app.send_task(task.name, (7,))
+        case "eager":
+            task.apply((7,))
+        case _:
+            task.delay(7)
+    set_down(memory_nodes, False)
+    worker.run_all()
+
+    assert task.delay(7).reason == "held"
+
+
+def test_slot_is_not_that_of_a_message_that_runs(make, worker):
+    """If the nodes are away for the moment at which it would be held, it is free when they are back."""
+    with Simulation() as simulation:
+        task = make(scope="until_executing", hold_for=60)
+        task.delay(7)
+        set_down(simulation.nodes)
+        worker.run()
+        simulation.advance(1.0)
+        set_down(simulation.nodes, False)
+        simulation.advance(120.0)
+
+        assert task.delay(7).accepted
 
 
 # Receivers, history, metrics, events: what a run does not need may be away, slow or broken

@@ -454,6 +454,55 @@ def test_explain(make, worker, memory_nodes):
         assert "already revoked, because the holder is not a task" in task.singleton.explain(7)
 
 
+SENDS, JOINS, WAITS = (
+    "A call now would take the slot and send its message.",
+    "return the result of task",
+    "A worker that",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "says_not"),
+    [
+        ({}, [JOINS, WAITS], [SENDS]),
+        ({"scope": "until_and_while_executing"}, [SENDS, WAITS], [JOINS]),
+        ({"scope": "while_executing"}, ["any number may wait", WAITS], [JOINS]),
+        ({"scope": "while_executing", "limit": 2}, ["any number may wait", "1 of 2 permits in use"], [JOINS, WAITS]),
+        ({"scope": "until_executing"}, [SENDS], [JOINS, WAITS]),
+    ],
+    ids=str,
+)
+def test_explanation_during_a_run_says_what_a_call_does_then(make, worker, options, says, says_not):
+    """What a call does depends on the slot of messages that wait, what a worker does, on that of runs."""
+    texts = []
+
+    def body(self, shop_id):
+        texts.append(task.singleton.explain(shop_id))
+        results.append(task.delay(shop_id))
+
+    results = []
+    task = make(body, **options)
+    task.delay(7)
+    worker.run()
+
+    for part in says:
+        assert part in texts[0]
+    for part in says_not:
+        assert part not in texts[0]
+    assert results[0].duplicate is (JOINS in says)
+
+
+def test_explanation_of_a_call_that_waits_for_nobody(make, worker):
+    """A worker that gets it runs it."""
+    task = make(scope="until_and_while_executing")
+    task.delay(7)
+
+    text = task.singleton.explain(7)
+
+    assert JOINS in text
+    assert WAITS not in text
+
+
 def test_command(make, app, capsys, memory_nodes):
     """``redlock_inspect --task`` explains a call; it names the nearest task, and says what arguments look like."""
     task = make()
