@@ -90,10 +90,8 @@ class Singleton(Slots[P]):
 
     def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
         lines = super()._next_call(options, holder)
-        is_duplicate = (
-            holder.state in (SlotState.QUEUED, SlotState.RUNNING, SlotState.HELD) and options.scope != RUNNING
-        )
-        if is_duplicate and options.on_duplicate != "raise":
+        is_duplicate = holder.state in (SlotState.QUEUED, SlotState.RUNNING, SlotState.HELD)
+        if is_duplicate and options.scope != RUNNING and options.on_duplicate != "raise":
             lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
         return lines
 

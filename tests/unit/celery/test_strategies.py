@@ -455,7 +455,7 @@ def test_explain(make, worker, memory_nodes):
 
 
 SENDS, JOINS, WAITS = (
-    "A call now would take the slot and send its message.",
+    "A call now would take the slot",
     "return the result of task",
     "A worker that",
 )
