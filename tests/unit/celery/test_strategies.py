@@ -454,11 +454,7 @@ def test_explain(make, worker, memory_nodes):
         assert "already revoked, because the holder is not a task" in task.singleton.explain(7)
 
 
-SENDS, JOINS, WAITS = (
-    "A call now would take the slot",
-    "return the result of task",
-    "A worker that",
-)
+SENDS, JOINS, WAITS = "A call now would take the slot", "return the result of task", "A worker that"
 
 
 @pytest.mark.parametrize(
