@@ -421,8 +421,9 @@ class SingletonTask(BaseTask[P, R]):
             raise
         finally:
             error = sys.exc_info()[1]
-            # Its message runs again, at once if nothing else is said, and would wait for its own minimum hold.
-            again = isinstance(error, Retry) or (isinstance(error, Reject) and cast(Any, error).requeue)
+            # A retry, or the same message, comes next, and would wait for its own minimum hold.
+            returns = isinstance(error, Reject) and cast(Any, error).requeue and self.acks_late and not request.is_eager
+            again = isinstance(error, Retry) or returns
             message.run(end(run, hold=not again, stopped=is_stop(error)))
 
     def _call_directly(self, run: Execution | None, args: Any, kwargs: Any) -> R:

@@ -408,7 +408,9 @@ def _take(message: Message) -> Steps[Verdict | None]:
     if not ticket.running:
         if not ticket.secret and not message.unfinished:  # else it continues even if another call is waiting
             for waiting in (yield Look(tuple(ticket.places(rules.trails)))):
-                if waiting.value:
+                # An eager retry, or a replacement, comes after a run of its own, whose slot may be held.
+                goes_on = (message.inline or message.replaced) and waiting.holder.task_id == message.id
+                if waiting.value and not goes_on:
                     return (yield from _give_way(message, waiting.holder))
         return None
     yield from _join_line(message)
@@ -524,10 +526,10 @@ def _time_to_wait(message: Message, holder: Holder) -> Steps[Wait]:
         return Wait(0.0, ahead, ticket.waited, None, limit=ticket.limit)
     known: Expected = yield Length(ticket.running, holder.length, holder.since)
     minimum, now = message.rules.minimum, (yield Wall())
-    length, sure = max(known.seconds, minimum), known.sure or minimum > known.seconds
+    length = max(known.seconds, minimum)
     holder, looked = yield from _first_to_end(ticket, holder, length, now)
     lasted, left = _progress(holder, now)
-    return Wait(length, ahead, ticket.waited, lasted, left, ticket.limit, looked, sure)
+    return Wait(length, ahead, ticket.waited, lasted, left, ticket.limit, looked, known.sure)
 
 
 def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> Steps[tuple[Holder, int]]:
@@ -1041,6 +1043,9 @@ def _occupy(row: TaskRow) -> Steps[Run | Fail | Revoke]:
         row.stamp = row.stamp or int((yield Wall()) * 1e6)
         # In this scope, a run has the slot of its row. The row that waited with it runs later, as one that has none.
         secret = waiting.get(ticket.running, FREE).secret
+        if secret and ticket.limit > 1:  # from before a deploy; no permit can be taken over from it
+            yield Free(ticket.running, secret)
+            secret = ""
         try:
             mine = replace(ticket, secret=secret, scope=LIFETIME, stamp=row.stamp)
             row.slot = yield Take(mine, wait=wait, away=GRACE)
@@ -1077,8 +1082,7 @@ def _waiting_rows(row: TaskRow, begun: bool = False) -> Steps[Mapping[str, Seen]
         None if the row was cancelled.
     """
     ticket = row.ticket
-    alone = ticket.running if ticket.limit == 1 else ""  # no row waits with a permit
-    names = list(dict.fromkeys(filter(None, (alone, ticket.waiting))))
+    names = list(dict.fromkeys(filter(None, (ticket.running, ticket.waiting))))
     cancelled, *places = yield Look((ticket.cancelled, *names))
     if row.over or (cancelled.sightings and not (begun and (yield from _is_withdrawn(ticket, cancelled)))):
         return None

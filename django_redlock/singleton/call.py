@@ -497,7 +497,7 @@ def _is_row_over(call: Call, holder: Holder, row: Result) -> Steps[bool]:
     if row.state is not ResultState.UNDERWAY:
         return row.state is ResultState.GONE or row.state.final
     if call.ticket.scope != BOTH:
-        return call.ticket.scope == WAITING
+        return call.ticket.scope == WAITING and not call.rules.hold_for
     # It still waits, in its worker, if a process shows that it has the row, and others have the slot of its run.
     ticket = replace(call.ticket, task_id=str(holder.task_id))
     alive, *runs = yield Look((ticket.alive, *ticket.runs))

@@ -219,6 +219,8 @@ class Enqueuing(Nodes):
             raise
         if question.claim and not result.is_finished:
             self._name_slot(ticket, question.claim, result)
+        elif question.claim:  # its run has taken that over, or ended without it
+            free(ticket.using, ticket.waiting, ticket.secret)
         return result
 
     def _name_slot(self, ticket: Ticket, claim: Claimed, result: Any) -> None:

@@ -167,6 +167,7 @@ def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:
     """Return the function of a row and its slot; no function if the task is none of ours, or has changed since."""
     try:
         function: SingleFunction = row.task.func.singleton_function
+        locks[function.singleton_options.using]  # which the settings may lack
         return function, function.singleton_ticket(str(row.id), **row.args_kwargs)
     except Exception:  # of the project's module, or of its key
         return None, Ticket("", "", "")

@@ -45,6 +45,7 @@ from ..singleton.ticket import Ticket
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
 _current: ContextVar["RowRun | None"] = ContextVar("django_redlock_run", default=None)
 _outside: ContextVar["RowRun | None"] = ContextVar("django_redlock_outside", default=None)  # of a direct call
+_direct: ContextVar[frozenset[Any]] = ContextVar("django_redlock_direct", default=frozenset())
 _ended: ContextVar["RowRun | None"] = ContextVar("django_redlock_ended", default=None)
 
 
@@ -190,11 +191,17 @@ def running(function: SingleFunction) -> "RowRun | None":
 @contextmanager
 def direct_call(function: SingleFunction) -> Iterator[None]:
     """Mark the direct call of a function: it has no slot, so not that of a run around it, whose key may be another."""
-    token = _outside.set(running(function) or _outside.get())
+    token, direct = _outside.set(running(function) or _outside.get()), _direct.set(_direct.get() | {function})
     try:
         yield
     finally:
+        _direct.reset(direct)
         _outside.reset(token)
+
+
+def called_directly(function: SingleFunction) -> bool:
+    """Return whether this thread or coroutine is in a direct call of *function*."""
+    return function in _direct.get()
 
 
 class RowRun(Nodes, Chore):

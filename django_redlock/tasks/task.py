@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django import tasks
 from django.utils.module_loading import import_string
 
+from ..core.protocol import Outcome
 from ..engine.lease import Lease
 from ..handler import locks
 from ..singleton.arrival import cancel
@@ -26,7 +27,7 @@ from ..singleton.questions import Free, ResultState
 from ..singleton.slot import Seen
 from ..singleton.ticket import Ticket
 from .enqueue import BaseTask, Enqueuing, SingletonResult, confirm_at_end, find_row, stored_here
-from .run import SingleFunction, follow, running
+from .run import SingleFunction, called_directly, follow, running
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -241,7 +242,9 @@ class Singleton(Slots[P]):
 
     def _given_up(self) -> str:
         run = running(self._task)
-        return run.give_up() if run else ""
+        if run:
+            return run.give_up()
+        return Outcome.EXPIRED if called_directly(self._task) else ""  # it has no slot to give up
 
     def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """

@@ -332,16 +332,20 @@ def test_replacement_is_no_copy_of_the_message_that_it_replaces(make, worker, op
     assert (first.get(timeout=1), other.get(timeout=1)) == ("done", "done")
 
 
-@pytest.mark.parametrize("again", ["autoretry", "autoretry, eager", "Reject"])
-def test_run_that_is_to_begin_again_does_not_wait_for_its_minimum_hold(make, worker, again):
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "while_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("again", ["autoretry", "autoretry, eager", "replacement", "replacement, eager", "Reject"])
+def test_run_that_is_to_begin_again_does_not_wait_for_its_minimum_hold(make, worker, again, scope):
     """Otherwise its own hold would put it back until that has passed, or end it as a duplicate of itself."""
 
     def body(self, shop_id):
         if len(worker.ids) == 1:
+            if "replacement" in again:
+                return self.replace(self.si(shop_id))
             raise Reject("later", requeue=True) if again == "Reject" else KeyError(shop_id)
         return "done"
 
-    task = make(body, hold_for=3600, autoretry_for=(KeyError,), default_retry_delay=0, acks_late=True)
+    retries = {"autoretry_for": (KeyError,), "default_retry_delay": 0}
+    task = make(body, hold_for=3600, acks_late=True, scope=scope, **retries)
     if "eager" in again:
         result = task.apply((7,))
     else:
@@ -349,7 +353,21 @@ def test_run_that_is_to_begin_again_does_not_wait_for_its_minimum_hold(make, wor
         worker.run()
         worker.run(*worker.returned)
 
-    assert result.get(timeout=1) == "done"
+    assert (result.get(timeout=1), len(worker.ids)) == ("done", 2)
+    if "executed" in scope:
+        assert task.delay(7).reason == "held"
+
+
+def test_rejected_message_that_was_acknowledged_keeps_its_minimum_hold(make, worker):
+    """Its broker does not deliver it again."""
+
+    def body(self, shop_id):
+        raise Reject("later", requeue=True)
+
+    task = make(body, hold_for=60)
+    task.delay(7)
+    worker.run()
+
     assert task.delay(7).reason == "held"
 
 

@@ -45,6 +45,18 @@ if django.VERSION >= (6, 0):
         freed = [attempt.singleton.release() for _ in range(2)]
         return [day, context.attempt, freed, attempt.singleton.lease is None]
 
+    @singleton_task
+    def everything():
+        ran.append(everything.singleton.release())
+
+    @singleton_task(backend="kept")
+    def waiting():
+        ran.append(waiting.singleton.release())
+
+    @singleton_task(scope="until_and_while_executing", key=(), on_unavailable={"enqueue": "raise"})
+    def inside_itself(depth):
+        return inside_itself.enqueue(depth - 1).status if depth else "done"
+
     @singleton_task(takes_context=True)
     def nested(context, depth):
         inner = nested.call(context, depth - 1) if depth else []

@@ -197,6 +197,35 @@ def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
     assert not jobs.keep.singleton.is_locked(7)
 
 
+def test_row_of_before_a_deploy_that_set_a_limit(monkeypatch):
+    """No permit is free while its own slot is taken, so it frees that."""
+    result = settled(jobs.keep.enqueue(7))
+    function = jobs.keep.func.singleton_function
+    changed = replace(function.singleton_options, scope="while_executing", limit=2)
+    monkeypatch.setattr(function, "singleton_options", changed)
+
+    run(result)
+
+    assert jobs.ran == [("keep", 7)]
+
+
+def test_direct_call_has_no_slot_to_give_up():
+    """``release()`` without arguments is about the call, not about the slot of a row that waits."""
+    row = settled(jobs.waiting.enqueue())
+    jobs.waiting.call()
+    jobs.everything.call()
+    jobs.everything.enqueue()
+
+    assert jobs.ran == ["expired", "expired", "released"]
+    assert jobs.waiting.singleton.holder().id == row.id
+
+
+def test_call_that_fails_before_its_body_leaves_no_claim():
+    """The next one finds the slot free; here the inner call would have waited for the run around it."""
+    assert jobs.inside_itself.enqueue(1).return_value == "FAILED"
+    assert jobs.inside_itself.enqueue(0).return_value == "done"
+
+
 def test_what_people_read():
     """``explain()`` and commands know these tasks by the path of their function; Celery's workers hear nothing."""
     out = StringIO()
@@ -438,6 +467,16 @@ def test_reaper_leaves_alone_what_may_have_a_slot_of_another_name(monkeypatch):
 
         with pytest.raises(QuorumUnavailableError):
             reaper.is_held(gone)
+
+
+def test_reaper_leaves_out_a_row_of_an_alias_that_the_settings_lack(monkeypatch):
+    """It deals with the others."""
+    function = jobs.keep.func.singleton_function
+    row = SimpleNamespace(id="1", task=jobs.keep, args_kwargs={"args": (7,), "kwargs": {}})
+    assert reaper.slot_of(row)[0] is function
+    monkeypatch.setattr(function, "singleton_options", replace(function.singleton_options, using="gone"))
+
+    assert reaper.slot_of(row)[0] is None
 
 
 @pytest.mark.server
