@@ -245,7 +245,7 @@ class Lease:
                 known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
                 hold.keeper.driver.ask(round)
-                if again := hold.over_new_links(round):
+                if hold.keeps and (again := hold.over_new_links(round)):
                     round = again
                     hold.keeper.driver.ask(round)
             if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
@@ -276,7 +276,7 @@ class Lease:
                 known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
                 await hold.keeper.driver.aask(round)
-                if again := hold.over_new_links(round):
+                if hold.keeps and (again := hold.over_new_links(round)):
                     round = again
                     await hold.keeper.driver.aask(round)
             if (hold.takeover or hold.keeps) and (late := hold.afterwards(round)):
