@@ -26,7 +26,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     Raises:
         CancelledError: At the end, if cancelled meanwhile, unless that code goes on.
     """
-    decided = Lock()  # taken by what comes first: the beginning or the cancellation
+    decided = Lock()  # the function takes it as it begins; a cancellation takes it to prevent that
 
     def begin() -> T:
         if not decided.acquire(blocking=False):

@@ -369,10 +369,10 @@ class Lease:
     def _ended_badly(self, round: Round, released: bool) -> Outcome:
         """Return the outcome of a release that did not give back the lock, and note why."""
         hold = self.hold
-        if len(hold.names) > 1:
-            hold.keep_again()
         replies = as_released(round.replies) if round.terms else round.replies
         outcome = Outcome.RELEASED if round.won else release_outcome(replies, hold.keeper.rules)
+        if outcome is not Outcome.RELEASED and len(hold.names) > 1:  # the nodes refuse all names if they lost one
+            hold.keep_again()
         if outcome is Outcome.TAKEN:
             hold.note_successor(replies)
         elif not released:

@@ -536,7 +536,7 @@ def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> 
     """
     Return whose permit is probably free first, of as many permits as the number says.
 
-    The *holder* in the way has only that permit which was tried last.
+    The *holder* has the permit that was tried last.
     """
     if ticket.limit == 1:
         return holder, 1
@@ -549,7 +549,7 @@ def _first_to_end(ticket: Ticket, holder: Holder, length: float, now: float) -> 
 
     with suppress(QuorumUnavailableError):
         seen = yield Look(ticket.runs[:PERMITS])
-        # Whoever is first is away until it expects a free permit. If it does not know when, it comes back often.
+        # The first waiter is away until it expects a free permit. Without an expectation, it comes back often.
         if length and any(each.free for each in seen):
             return Holder(None, SlotState.CLAIMED, None), len(seen)
         known = [each.holder for each in seen if each.value and each.holder.task_id and not each.holder.waits]

@@ -469,7 +469,7 @@ SENDS, JOINS, WAITS = "A call now would take the slot", "return the result of ta
     ids=str,
 )
 def test_explanation_during_a_run_says_what_a_call_does_then(make, worker, options, says, says_not):
-    """What a call does depends on the slot of messages that wait, what a worker does, on that of runs."""
+    """A call depends on the slot of messages that wait, a worker on the slot of runs."""
     texts = []
 
     def body(self, shop_id):

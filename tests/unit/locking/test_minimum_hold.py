@@ -518,6 +518,19 @@ def test_extension_that_arrives_late_leaves_a_later_hold_with_the_same_secret_al
     assert is_taken(sim)
 
 
+def test_hold_of_several_names_is_asked_for_once(sim: Simulation):
+    """Where no name was lost, nothing is left to describe."""
+    asked = []
+    execute = sim.nodes[0].execute
+    lease = lock(["tick", "tock"], hold_for=100).acquire()
+    sim.nodes[0].execute = lambda request, *about: asked.append(request) or execute(request, *about)
+
+    assert lease.release() == "held"
+    sim.advance(1.0)
+
+    assert sum(isinstance(request, Extend) for request in asked) == 1
+
+
 def test_hold_of_several_names_of_which_another_holder_has_one():
     """The end of the work says who has it, though another name is only lost."""
     with Simulation(ttl=TTL, restart_guard=False, check=False) as sim:
